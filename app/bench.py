@@ -30,7 +30,7 @@ from app.downloads import Numbers
 from app.repair import Previewed
 from featcal.drift.ledger import Features
 from featcal.evaluation.evaluate import Scores
-from featcal.figures import charts, tables, text
+from featcal.figures import charts, tables
 from featcal.figures.names import plain
 from featcal.session.model_ref import EVERY_EXPERT, ModelRef
 from featcal.session.session import Session
@@ -114,7 +114,7 @@ def _draw_drift(
     model = [*compared.models.values()][1]
     cockpit.drift_chart(previewed.chart or place, on, model, drifts, numbers)
     with place:
-        view.tools(numbers, f"{text.CALIBRATE}\n*The preview of the first block.*\n{text.PREVIEW}")
+        view.tools(numbers, f"{charts.CALIBRATE}\n*The preview of the first block.*\n{charts.PREVIEW}")
 
 
 def _draw_scores(

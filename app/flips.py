@@ -11,7 +11,7 @@ from app import downloads, samples, state, view
 from app.downloads import Numbers, Origin
 from app.selection import HOME
 from featcal.evaluation.comparison import Comparison
-from featcal.figures import sample_charts, sample_tables, text
+from featcal.figures import sample_charts, sample_tables
 from featcal.figures.names import plain
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
@@ -44,7 +44,7 @@ def show_differences(found: Comparison, pair: tuple[str, str], metric: str, orig
     st.caption(f"95 % intervals of {found.draws:,} bootstrap draws of the samples, seed {found.seed}.")
     units = f"a is {pair[0]}, b {pair[1]}: scores, difference and interval are shares; p: McNemar's exact test"
     of_pair = replace(origin, models={name: origin.models[name] for name in pair})
-    view.tools(Numbers("differences", found.to_frame(), units, of_pair, 4, "differences"), text.DIFFERENCES)
+    view.tools(Numbers("differences", found.to_frame(), units, of_pair, 4, "differences"), sample_charts.DIFFERENCES)
 
 
 def show_flips(

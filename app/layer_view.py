@@ -14,7 +14,7 @@ from app import downloads, ledger_view, samples, state, view
 from app.downloads import Numbers, download_name
 from featcal.drift.depth import DepthDecisions
 from featcal.drift.tokens import CLASS_TOKEN, FEATURE, PICTURE
-from featcal.figures import layer_charts, layer_tables, tables, text, token_charts
+from featcal.figures import layer_charts, layer_tables, tables, token_charts
 from featcal.figures.names import cut_text, plain
 from featcal.figures.report.samples import data_address
 from featcal.figures.sample_tables import answer_column
@@ -44,10 +44,10 @@ _DARKEST = 150
 """The darkest grey of that picture, of 255."""
 
 
-def depth(
-    session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, task: str, layer: str
-) -> None:
-    """Draw decisions after every block over `over` (a task or the mean), and of one sample of `task`."""
+def show_depth(subject: ledger_view.Subject) -> None:
+    """Draw decisions after every block, and of one sample of the task."""
+    session, models, on = subject.session, subject.models, subject.on
+    over, task, layer = subject.over, subject.task, subject.layer
     st.caption("The head was trained for the last layer; earlier readouts are only indicative.")
     tasks = session.tasks if over == tables.ALL_TASKS else [over]
     try:
@@ -74,7 +74,7 @@ def depth(
             downloads.sample_origin(session, on, models, over),
             kind="depth",
         ),
-        text.DEPTH,
+        layer_charts.DEPTH,
     )
     of_task = {name: own[task] for name, own in found.items()}
     sample = int(_choose_sample(task, of_task))
@@ -93,7 +93,7 @@ def depth(
             kind="course",
             sample=sample,
         ),
-        text.DEPTH,
+        layer_charts.DEPTH,
     )
 
 
@@ -149,7 +149,7 @@ def block_maps(
         else:
             st.caption("The changes by calibration appear here when one of the two models is calibrated.")
     rows = tables.stack_models(frames)
-    view.tools(Numbers(f"maps of {layer}", rows, _MAPS[relative], origin, kind="maps"), text.MAPS)
+    view.tools(Numbers(f"maps of {layer}", rows, _MAPS[relative], origin, kind="maps"), layer_charts.MAPS)
 
 
 def show_tokens(
@@ -182,7 +182,7 @@ def show_tokens(
     else:
         pixels = session.samples(on)[task].inputs["pixel_values"][sample]
         _draw_patches(frames, column, digits, pixels, numbers)
-    view.tools(numbers, text.TOKENS)
+    view.tools(numbers, token_charts.TOKENS)
 
 
 def _choose_shown(session: Session, task: str, on: EvaluationSamples) -> str:
@@ -259,3 +259,7 @@ def _mark_words(frames: Mapping[str, pd.DataFrame], column: str, digits: int) ->
                     st.caption(_PARTS.get(str(part), str(part)))
                 st.html(token_charts.mark_words(own, column, top, digits))
     st.caption(f"No colour is 0, the fullest {top:.{digits}f} ({column}); point at a token for its number.")
+
+
+VIEWS = {"Through depth": show_depth}
+"""Name of a view on the Drift page → the function that draws it."""

@@ -11,7 +11,7 @@ import streamlit as st
 
 from app import jobs, on_table, state, view
 from app.downloads import Numbers, Origin
-from featcal.figures import study_charts, study_tables, text
+from featcal.figures import study_charts, study_tables, theme
 from featcal.figures.names import plain, short_model, shorten_models
 from featcal.samples.sources import preview_samples
 from featcal.studies import library
@@ -99,7 +99,7 @@ def _table(study: Study) -> None:
     )
     for row in frame[frame["failure"] != ""].to_dict("records"):
         st.caption(plain(f"{short_model(row['method'])}: {row['failure']}"))
-    view.explain(text.LEADERBOARD)
+    view.explain(study_charts.LEADERBOARD)
     view.csv(numbers)
 
 
@@ -182,7 +182,7 @@ def _paper() -> None:
     )
     table: PaperTable = tables[picked]
     st.caption(
-        f"The numbers of the [paper]({text.PAPER}), not measured here: other models, data and machines than the toy "
+        f"The numbers of the [paper]({theme.PAPER}), not measured here: other models, data and machines than the toy "
         f"suites'. {table.note}"
     )
     frame = study_tables.paper_table(table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -12,7 +12,7 @@ import streamlit as st
 from app import downloads, picking, samples, slices, state, view
 from app.downloads import Numbers, Origin, download_name
 from featcal.drift.ledger import DriftLedger, TaskDrift
-from featcal.figures import ledger_charts, ledger_tables, sample_charts, sample_tables, tables, text
+from featcal.figures import ledger_charts, ledger_tables, sample_charts, sample_tables, tables
 from featcal.figures.names import plain
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
@@ -33,20 +33,43 @@ _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's lin
 
 
 LAYERS = ("blocks", "attention and MLP")
-DEPTH, INSIDE, TOKENS = "Through depth", "Inside the block", "Token by token"
+INSIDE, TOKENS = "Inside the block", "Token by token"
 
 
-def show_growth(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, over: str, layer: str) -> None:
-    """Draw where drift grows through the layers, over `over` (a task or the mean)."""
+@dataclass(frozen=True)
+class Subject:
+    """The choices on the Drift page that its views draw.
+
+    Args:
+        models: by what the page calls them.
+        over: a task, or `tables.ALL_TASKS` for the mean.
+        task: the chosen one, for what is drawn of single samples.
+        calibration: the calibrated model among the models; None if there is none.
+    """
+
+    session: Session
+    models: Mapping[str, ModelRef]
+    on: EvaluationSamples
+    over: str
+    task: str
+    layer: str
+    calibration: ModelRef | None
+
+
+def show_growth(subject: Subject) -> None:
+    """Draw where drift grows through the layers."""
+    session, on, models = subject.session, subject.on, subject.models
     tokens = "class" if _class_token(session) else "all"
     options = DriftOptions(on.samples, on.split, on.seed, tokens, _sublayers())
     with state.progress() as report:
         ledgers = {name: session.measure.drift(model, options, report) for name, model in models.items()}
-    _growth(ledgers, over, layer, downloads.sample_origin(session, options, models, over))
+    origin = downloads.sample_origin(session, options, models, subject.over)
+    _growth(ledgers, subject.over, subject.layer, origin)
 
 
-def show_decisions(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples, task: str) -> None:
+def show_decisions(subject: Subject) -> None:
     """Draw the effect of drift on decisions, task by task, and sample by sample of one task."""
+    session, on, models, task = subject.session, subject.on, subject.models, subject.task
     options = DriftOptions(on.samples, on.split, on.seed)
     with state.progress() as report:
         ledgers = {name: _judge_drift(session, model, options, report) for name, model in models.items()}
@@ -100,7 +123,7 @@ def show_attribution(
     numbers = Numbers("attribution", tables.stack_models(booked), _SHARES, origin, kind="attribution")
     alt = f"Contribution of every layer to the final drift on {over}; shares: {tables.describe_ranges(shares)}"
     view.picture(figure, "attribution", alt, numbers.name, on_select=chosen)
-    view.tools(numbers, text.ATTRIBUTION)
+    view.tools(numbers, ledger_charts.ATTRIBUTION)
 
 
 def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: Origin) -> None:
@@ -115,7 +138,7 @@ def _growth(ledgers: Mapping[str, DriftLedger], over: str, layer: str, origin: O
         answered = tables.describe_ranges({name: one["response"] for name, one in of_blocks.items()})
         figure, alt = ledger_charts.response(grown, layer), f"Response of the residual branch per block on {over}"
         view.picture(figure, "response", f"{alt}: {answered}", download_name("response", origin))
-    view.tools(Numbers("growth", tables.stack_models(grown), _GROWTH, origin, kind="growth"), text.GROWTH)
+    view.tools(Numbers("growth", tables.stack_models(grown), _GROWTH, origin, kind="drift"), ledger_charts.GROWTH)
 
 
 def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], origin: Origin) -> None:
@@ -131,7 +154,7 @@ def _decisions(session: Session, ledgers: Mapping[str, DriftLedger], origin: Ori
         figure, alt = ledger_charts.decisions_chart(frames), "Decisions that agree with the expert's, %"
         view.picture(figure, "decisions", f"{alt}: {agreed}", download_name("decisions", origin))
     numbers = Numbers("decisions", tables.stack_models(frames), _OUTPUTS, origin, kind="decisions")
-    view.tools(numbers, text.BY_SCORES[session.family.adapter.scores_with].outputs)
+    view.tools(numbers, ledger_charts.OUTPUTS_BY_SCORES[session.family.adapter.scores_with])
 
 
 def _every_sample(
@@ -162,8 +185,12 @@ def say_needs_of_scores(session: Session) -> None:
     st.info(f"Scores need {needed}.", icon=":material/info:")
 
 
-def show_sources(session: Session, model: ModelRef) -> None:
+def show_sources(subject: Subject) -> None:
     """Show the cost of other feature sources for the calibration, measured on request."""
+    session, model = subject.session, subject.calibration
+    if model is None:
+        st.caption("Feature sources are those of a calibration: compare the merge with its repair.")
+        return
     config, _ = model.require_calibration()
     if config.recipe != PAPER:
         st.caption(f"Feature sources compare objectives of the paper's recipe; '{config.recipe}' has others.")
@@ -182,5 +209,9 @@ def show_sources(session: Session, model: ModelRef) -> None:
         "sources-chart",
         f"Excess per source over the deployed minimum: {tables.describe_ranges(largest, 4)}",
         Numbers("feature sources", frame, _SOURCES, origin, 4, kind="sources"),
-        text.SOURCES,
+        ledger_charts.SOURCES,
     )
+
+
+VIEWS = {"Growth": show_growth, "Decisions": show_decisions, "Feature sources": show_sources}
+"""Name of a view on the Drift page → the function that draws it."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import streamlit as st
 
@@ -35,13 +33,6 @@ SECTIONS = {
 }
 PAGES = {name: page for pages in SECTIONS.values() for name, page in pages.items()}
 FIRST, HOME_PAGE = "verdict", "home"
-# Address of a page that there was → the page that has what it showed, and what is chosen there.
-MOVED: dict[str, tuple[str, dict[str, Any]]] = {
-    "leaderboard": ("calibrate", {"bench": "Sweep and methods"}),
-    "suite": ("models", {}),
-    "bring": ("models", {"shelf": "Bring your own"}),
-    "jobs": ("verdict", {}),
-}
 
 
 def make_pages(name: str) -> list[st.Page]:
@@ -56,23 +47,11 @@ def make_pages(name: str) -> list[st.Page]:
     return [st.Page(file, title=title, url_path=HOME_PAGE, default=True), also]
 
 
-def lead_on(target: str, chosen: dict[str, Any]) -> Callable[[], None]:
-    """Return a page that redirects to another one."""
-
-    def lead() -> None:
-        state.look_at(**chosen)
-        st.switch_page(f"../pages/{target}.py")
-
-    return lead
-
-
 keep_memory()
 ignore_own_warnings_of_torch()
 menu = {section: [page for name in pages for page in make_pages(name)] for section, pages in SECTIONS.items()}
-menu[""] = [st.Page(lead_on(*to), title=name, url_path=name, visibility="hidden") for name, to in MOVED.items()]
 page = st.navigation(menu, expanded=True)
 name = page.url_path or FIRST
-name = MOVED[name][0] if name in MOVED else name
 HERE = ROOT / "app"
 st.set_page_config(page_title=f"{PAGES[name][0]} · featcal", page_icon=str(HERE / "mark.svg"), layout="wide")
 st.logo(str(HERE / "logo.svg"), icon_image=str(HERE / "mark.svg"), size="large")

@@ -14,7 +14,7 @@ from app import cockpit, downloads, jobs, on_table, state, view
 from app.compare import Compared
 from app.downloads import Numbers
 from featcal.drift.ledger import DriftLedger, Features
-from featcal.figures import repair_charts, repair_tables, tables, text
+from featcal.figures import repair_charts, repair_tables, tables, theme
 from featcal.figures.names import plain
 from featcal.figures.theme import Shown
 from featcal.session.model_ref import ModelRef
@@ -158,7 +158,7 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     origin = downloads.sample_origin(session, on, models)
     kind = state.kind_of_chart(session, on, "gains") if scores else "drift"
     view.show_table(Numbers("anchor only", frame, units, origin, kind=kind))
-    view.explain(text.ANCHOR_ONLY)
+    view.explain(repair_charts.ANCHOR_ONLY)
 
 
 def show_spread(session: Session, model: ModelRef, on: EvaluationSamples) -> None:
@@ -194,7 +194,7 @@ def show_spread(session: Session, model: ModelRef, on: EvaluationSamples) -> Non
             1,
             state.kind_of_chart(session, on, "decisions"),
         ),
-        text.SPREAD,
+        repair_charts.SPREAD,
     )
 
 
@@ -215,7 +215,7 @@ def show_conditioning(session: Session, model: ModelRef) -> None:
     view.show_table(
         Numbers("conditioning", frame, "eigenvalues of Eq. 17's left matrix; counts", origin, 4, "conditioning")
     )
-    st.markdown(f"{text.CONDITIONING}\n{text.SOURCE}")
+    st.markdown(f"{repair_charts.CONDITIONING}\n{theme.SOURCE}")
 
 
 def _changes(frame: pd.DataFrame, what: str, unit: str, origin: downloads.Origin) -> None:
@@ -226,7 +226,7 @@ def _changes(frame: pd.DataFrame, what: str, unit: str, origin: downloads.Origin
         what.replace(" ", "-"),
         f"{what.capitalize()} by task and layer, {summary}",
         Numbers(what, frame, _CHANGE, origin, kind="attribution" if "attribution" in what else "drift"),
-        text.WHERE_IT_HELPS,
+        repair_charts.WHERE_IT_HELPS,
     )
 
 

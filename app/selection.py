@@ -19,8 +19,6 @@ CALIBRATED = "calibrated"
 """Name of the repair: the merge on the table (`app.on_table`), calibrated with the selection's own options."""
 NOTHING = "nothing"
 """Value for "no model to compare with"."""
-FORMER = {"a": "merge", "b": "beside"}
-"""Former names of fields in addresses → their names today."""
 OPTIONS: Mapping[str, Option] = {name: one for name, one in calibration_options.OPTIONS.items() if one.label}
 """Options of a calibration that can be chosen here: those with a label."""
 MOST_PICKED = 200
@@ -150,12 +148,8 @@ HOME = PageSelection()
 def from_query(query: Mapping[str, str]) -> tuple[PageSelection, list[str]]:
     """Read the selection that an address asks for, and one sentence for every part of it that cannot be used.
 
-    Unknown names are ignored; former names of fields are read.
+    Unknown names are ignored.
     """
-    query = {FORMER[name]: value for name, value in query.items() if name in FORMER} | dict(query)
-    if query.get("merge") == CALIBRATED:  # the two models could be exchanged once
-        other = query.get("beside", CALIBRATED)
-        query |= {"merge": HOME.merge if other == CALIBRATED else other, "beside": CALIBRATED}
     chosen: dict[str, Any] = {}
     problems = []
     for name, kind in get_type_hints(PageSelection).items():

@@ -18,7 +18,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app.held_sessions import Held
 from app.maps import MapWorker
 from app.opening import open_resident, suite_bytes
-from app.selection import FORMER, HOME, PageSelection, from_query
+from app.selection import HOME, PageSelection, from_query
 from featcal.evaluation.evaluate import Scores
 from featcal.server.lengths import is_long, seconds_to_score, share_cores
 from featcal.session.fingerprint import Stamp, suite_stamp
@@ -212,7 +212,7 @@ def complete_name(typed: str, listed: Sequence[str]) -> str:
 def mirror_in_address() -> None:
     """Show the selection in the address bar, without a new entry in the browser's history."""
     st.session_state[_RUNS] = st.session_state.get(_RUNS, 0) + 1  # after Back the old address has to be replaced too
-    shown = {"fields": [*vars(HOME), *FORMER], "shown": selection().to_query(), "run": st.session_state[_RUNS]}
+    shown = {"fields": [*vars(HOME)], "shown": selection().to_query(), "run": st.session_state[_RUNS]}
     _address(data=shown, key="address", height=1)
 
 

@@ -13,7 +13,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import downloads, jobs, on_table, options, runs, state, view
 from app.downloads import Numbers
-from featcal.figures import run_tables, study_tables, sweep_charts, tables, text
+from featcal.figures import run_tables, study_tables, sweep_charts, tables
 from featcal.figures.commands import ChartSource
 from featcal.figures.names import plain
 from featcal.server.kinds import job_options
@@ -176,7 +176,7 @@ def _plot(
     flat = "" if session.split == "validation" else ", so it flatters: this suite has no validation split"
     note = "" if methods is None else " Hollow points are of the table below, on its test split: not to choose by."
     st.caption(f"Runs are measured on {session.split} samples{flat}.{note} Click a point to show it on every page.")
-    view.tools(measured, text.SWEEP)
+    view.tools(measured, sweep_charts.SWEEP)
 
 
 def draw_lines(session: Session, on: EvaluationSamples, points: Sequence[SweepPoint]) -> None:

@@ -15,7 +15,7 @@ from app.compare import Compared
 from app.downloads import Numbers
 from app.first_page import FirstPage
 from app.selection import HOME
-from featcal.figures import ledger_tables, tables, text
+from featcal.figures import charts, ledger_tables, tables
 from featcal.figures.names import plain
 from featcal.figures.verdict import sentences
 from featcal.figures.verdict.findings import Findings
@@ -188,7 +188,7 @@ def _draw_charts(session: Session, compared: Compared, on: EvaluationSamples, ke
             Numbers(
                 "drift per layer", tables.stack_models(kept.layers), ledger_view.DRIFT_UNITS[True], origin, kind="drift"
             ),
-            text.DRIFT,
+            charts.DRIFT,
         )
 
 

@@ -15,7 +15,7 @@ from app import page_end, state
 from app.downloads import Numbers
 from app.first_page import HOME_SUITE
 from app.selection import HOME
-from featcal.figures import text
+from featcal.figures import theme
 from featcal.figures.commands import ChartSource, command_lines, python_lines
 from featcal.figures.names import plain, plain_lines
 from featcal.session.session import Session
@@ -172,7 +172,7 @@ def explain(explanation: str) -> None:
     if explanation:
         with _tool("Explain", "help"):
             named = any(word in explanation for word in ("Prop.", "Eq.", "Algorithm"))
-            st.markdown(f"{explanation}\n{text.SOURCE}" if named else explanation)
+            st.markdown(f"{explanation}\n{theme.SOURCE}" if named else explanation)
 
 
 def show_table(numbers: Numbers, rows: slice | None = None) -> None:

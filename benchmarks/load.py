@@ -67,7 +67,7 @@ def visitors(count: int) -> list[Visitor]:
     named = [f"lam={lam}&rho={rho}&alpha={alpha}" for alpha, rho, lam in itertools.islice(own, count)]
     if len(named) < count:
         raise ValueError(f"there are options for {len(named)} visitors, not for {count}")
-    return [Visitor(f"suite={SUITES[i % 2]}&n=16&samples=16&b=calibrated&{one}") for i, one in enumerate(named)]
+    return [Visitor(f"suite={SUITES[i % 2]}&n=16&samples=16&beside=calibrated&{one}") for i, one in enumerate(named)]
 
 
 def visit(address: str, who: Visitor, pages: Callable[[], str | None], log: Log, pause: Callable[[], None]) -> None:

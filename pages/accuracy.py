@@ -4,7 +4,7 @@ import streamlit as st
 
 from app import compare, downloads, flips, jobs, page_end, runs, samples, state, view
 from app.downloads import USUAL, Numbers
-from featcal.figures import charts, sample_tables, tables, text
+from featcal.figures import charts, sample_tables, tables
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
 from featcal.system.formatting import how_many
@@ -70,7 +70,7 @@ with right:
     summary = tables.describe_ranges({name: frame.set_index("task")[name] for name in scores}, 1)
     alt = f"{metric.capitalize()} on the test split per task and model: {summary}"
     view.picture(dots, "test-scores", alt, measured.name)
-    view.tools(measured, text.BY_SCORES[session.family.adapter.scores_with].accuracy)
+    view.tools(measured, charts.ACCURACY_BY_SCORES[session.family.adapter.scores_with])
 size = how_many(one.n for one in scores[compare.SHOWN_EXPERT].tasks.values())
 how = "Whole generated answers. " if session.is_text else ""
 st.caption(f"{size} test samples per task. {how}The test split is for the final report; choose options on validation.")

@@ -7,7 +7,7 @@ import streamlit as st
 
 from app import compare, downloads, picking, runs, samples, slices, state, view
 from app.downloads import Numbers
-from featcal.figures import charts, sample_charts, tables, text
+from featcal.figures import charts, sample_charts, tables
 from featcal.figures.names import plain
 
 session = view.open_or_explain()
@@ -91,5 +91,5 @@ if compared.pair is not None and vectors[b].mean() < vectors[a].mean() and featu
         f"(d) The weights of {plain(b)} align less with the experts' task vectors, although (a) its features are "
         "closer: other weights than the experts' can give their features."
     )
-view.explain(text.COSINES)
+view.explain(charts.COSINES)
 samples.panel(session, compared.models)

@@ -6,13 +6,13 @@ import streamlit as st
 
 from app import compare, downloads, layer_view, ledger_view, runs, samples, state, view
 from app.downloads import Numbers
-from featcal.figures import charts, ledger_charts, ledger_tables, tables, text
+from featcal.figures import charts, ledger_charts, ledger_tables, tables
 from featcal.figures.names import plain
 from featcal.figures.verdict.measure import attribution_options
 from featcal.suite.views import DriftOptions
 
 BY_TASK, MORE = "Task by task", "More views"
-VIEWS = ("Growth", "Decisions", ledger_view.DEPTH, "Feature sources")
+VIEWS = ledger_view.VIEWS | layer_view.VIEWS
 
 
 def choose_layer(key: str) -> None:
@@ -67,7 +67,7 @@ with right:
     alt = f"Drift per layer on {over} as a line, local mismatch and propagation as bars side by side: {summary}"
     figure = charts.drift_layers(frames, relative, layer)
     view.picture(figure, "drift-layers", alt, per_layer.name, on_select=choose_layer)
-    view.tools(per_layer, text.DRIFT)
+    view.tools(per_layer, charts.DRIFT)
 st.caption(f"Mean over {tables.describe_samples(booked)}. e = m + p holds for the vectors; norms do not add up.")
 
 # Of what a tab measures alone, nothing is measured before the tab is opened.
@@ -85,23 +85,14 @@ with places[shown_tab]:
             "drift-tasks",
             f"Drift of every task at {layer}: {summary}",
             Numbers(f"drift per task at {layer}", tables.stack_models(of_tasks), units, measured, kind="drift"),
-            text.DRIFT_TASKS,
+            charts.DRIFT_TASKS,
         )
     elif shown_tab == ledger_view.INSIDE:
         layer_view.block_maps(session, models, on, over, layer, relative)
     elif shown_tab == ledger_view.TOKENS:
         layer_view.show_tokens(session, models, on, task, layer, relative)
     else:
-        more = view.one_of(VIEWS, chosen)
-        state.control(st.segmented_control, "tab", more, None, "View", VIEWS, required=True)
-        if more == "Growth":
-            ledger_view.show_growth(session, models, on, over, layer)
-        elif more == "Decisions":
-            ledger_view.show_decisions(session, models, on, task)
-        elif more == ledger_view.DEPTH:
-            layer_view.depth(session, models, on, over, task, layer)
-        elif compared.calibration:
-            ledger_view.show_sources(session, compared.calibration)
-        else:
-            st.caption("Feature sources are those of a calibration: compare the merge with its repair.")
+        more = view.one_of(tuple(VIEWS), chosen)
+        state.control(st.segmented_control, "tab", more, None, "View", tuple(VIEWS), required=True)
+        VIEWS[more](ledger_view.Subject(session, models, on, over, task, layer, compared.calibration))
 samples.panel(session, models)

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import cloud, compare, downloads, samples, slices, state, view
-from featcal.figures import text
+from featcal.figures import cloud_charts
 from featcal.session.model_ref import EVERY_EXPERT
 
 session = view.open_or_explain()
@@ -28,7 +28,7 @@ with right:
     cloud.neighbour_section(shown, features)
     slices.draw_slices(session, compared.models, task, on)
     cloud.distance_section(features, origin, layer)
-view.explain(text.FEATURES_OF_TEXT if session.is_text else text.FEATURES)
+view.explain(cloud_charts.FEATURES_OF_TEXT if session.is_text else cloud_charts.FEATURES)
 
 st.header("Every task")
 every = state.selection().every

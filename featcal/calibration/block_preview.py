@@ -54,14 +54,6 @@ class BlockPreview:
     drift: Mapping[str, float]
     """By task: mean over samples of ||h_model - h_expert|| after the block over the mean of ||h_expert||."""
 
-    def relative_error(self, model: Weights) -> float:
-        """Return ||preview - model|| / ||model|| over the tensors of the block; the preview's error, if `model` is the
-        exact run."""
-        theirs = model.read(self.tensors)
-        gap = sum(float((widen(own) - widen(theirs[n])).square().sum()) for n, own in self.tensors.items())
-        size = sum(float(widen(tensor).square().sum()) for tensor in theirs.values())
-        return float((gap / size) ** 0.5)
-
 
 @dataclass(frozen=True)
 class Preview:

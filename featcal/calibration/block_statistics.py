@@ -14,7 +14,6 @@ from weakref import ref
 import torch
 from torch import nn
 
-from featcal.calibration.alike import require_alike
 from featcal.calibration.config import calibrated_maps
 from featcal.calibration.linear_group import LinearGroup
 from featcal.calibration.norm_groups import NormGroup, check_norm
@@ -61,7 +60,6 @@ class BlockStatistics:
         """All modules whose inputs are needed: the counted ones, and those that decide which tokens count."""
         self._linears: list[LinearGroup] = []
         self._norms: list[NormGroup] = []
-        self._task: str | None = None
 
     @property
     def groups(self) -> tuple[LinearGroup | NormGroup, ...]:
@@ -140,7 +138,7 @@ class BlockStatistics:
             expert: its tensors of the block, by name inside it.
             weighed: the rows of every batch with other weights, by group of linear maps; the other groups use `rows`.
         """
-        self._task, tokens, other = rows.task, rows.batches[position], weighed or {}
+        tokens, other = rows.batches[position], weighed or {}
         for group in self._linears:
             count, own = rows.count(group.weighting), other.get(str(group))
             changed = None if own is None else own[position]
@@ -181,38 +179,11 @@ class BlockStatistics:
         bad = [str(group) for group, fine in zip(ended, finite, strict=True) if not fine]
         if bad:
             raise NumericalError(f"{', '.join(bad)}: features are not finite")
-        self._task = None
-
-    def merge(self, other: BlockStatistics) -> None:
-        """Add the counts of another rank for the same block; `other` is empty afterwards.
-
-        Both may have finished tasks of their own and a part of one unfinished task (`TaskRows.part_of`), the same in
-        both; call `end_task` after its last part. The order changes only the last bits.
-
-        Raises:
-            InputError: another block, other options, or parts that are not of one task; names what differs.
-        """
-        name = self.block.name
-        mine, theirs = ({**_counting_options(one.config), "blocks": one.block.name} for one in (self, other))
-        require_alike(name, mine, theirs)
-        if self.is_started and other.is_started:
-            if None not in (self._task, other._task):
-                require_alike(name, {"tasks": self._task}, {"tasks": other._task})
-            found = ({"groups": [str(group) for group in one.groups]} for one in (self, other))
-            require_alike(name, *found)
-            for group, same in zip(self._linears, other._linears, strict=True):
-                group.merge(same)
-            for norm, twin in zip(self._norms, other._norms, strict=True):
-                norm.merge(twin)
-        elif other.is_started:
-            self._linears, self._norms = other._linears, other._norms
-        self._task = other._task if self._task is None else self._task
-        other._linears, other._norms, other._task = [], [], None
 
     def with_config(self, config: CalibrationConfig) -> BlockStatistics:
         """Return the same finished statistics for a solve with other options, which leaves these unchanged.
 
-        The two share their tensors: neither may be updated or merged afterwards.
+        The two share their tensors: neither may be updated afterwards.
         """
         # Shallow: sums are shared, and a solve replaces the groups' references alone.
         same = copy(self)

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.calibration.alike import add_alike, require_alike
 from featcal.models.compute import widen
+from featcal.system.errors import InputError
 
 STRIP = 256
 """Number of columns of a Gram matrix that are computed together."""
@@ -23,6 +23,19 @@ def add_gram_product(total: Float[Tensor, "r d"], left: Float[Tensor, "n r"], ri
         total.addmm_(left.mT, right)
     else:
         total.add_(left.mT @ right)
+
+
+def add_alike(total: Tensor, part: Tensor) -> None:
+    """Add in place what another process counted, from any device.
+
+    Raises:
+        InputError: another shape or dtype, which `add_` would broadcast or round without a word.
+    """
+    if (total.shape, total.dtype) != (part.shape, part.dtype):
+        raise InputError(
+            f"statistics {list(part.shape)} of {part.dtype} cannot be added to {list(total.shape)} of {total.dtype}"
+        )
+    total.add_(part.to(total.device))
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,6 @@ class Gram:
 
     def merge(self, other: Gram) -> None:
         """Add the counts of another part; InputError if it has another size or dtype."""
-        require_alike("Gram matrices", {"strips": len(self.strips)}, {"strips": len(other.strips)})
         for mine, theirs in zip(self.strips, other.strips, strict=True):
             add_alike(mine, theirs)
 

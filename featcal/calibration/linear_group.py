@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from featcal.calibration import closed_form
-from featcal.calibration.alike import require_alike
 from featcal.calibration.closed_form import SolveError
 from featcal.calibration.column_rounding import Rounder
 from featcal.calibration.decisions import OutputMetric, TaskShare, bias_in_metrics, weigh_by_decisions
@@ -224,7 +223,7 @@ class LinearGroup:
             raise uncounted_error(self)
         if current.counted != current.tokens:
             raise InputError(
-                f"{self}: {current.counted} of a task's {current.tokens} tokens were counted; merge the others first"
+                f"{self}: {current.counted} of a task's {current.tokens} tokens were counted; every token counts once"
             )
 
     @property
@@ -236,44 +235,9 @@ class LinearGroup:
         """Say whether the sums over the finished tasks are finite, judged by the smallest ones, on their device."""
         return torch.isfinite(self.sums.omega + self.sums.target_mean.sum())
 
-    def merge(self, other: LinearGroup) -> None:
-        """Add the counts of another group of the same maps: other tasks, or other samples of the current one.
-
-        `other` is empty afterwards. Merge a task that is split before `end_task`; finished tasks may be merged in any
-        order.
-
-        Raises:
-            InputError: other maps, another precision, or parts that are not of one task.
-        """
-        require_alike(str(self), self._account(), other._account())
-        task, sums, products = other._task, other._sums, other._products
-        if task is None and sums is None:
-            return
-        if self._task is None and self._sums is None:
-            self._products = products
-        require_alike(str(self), {"precisions": self._products}, {"precisions": products})
-        if self._task is None or task is None:
-            self._task = self._task or task
-        else:
-            self.merge_part(task)
-        if self._sums is None or sums is None:
-            self._sums = self._sums or sums
-        else:
-            self._sums.merge(sums)
-        other._task = other._sums = None
-
     def merge_part(self, part: CurrentTask) -> None:
-        """Add other samples of the current task; InputError if they are not of the same task."""
-        self.current.merge(part, str(self))
-
-    def _account(self) -> dict[str, object]:
-        return {
-            "names": ", ".join(self.names),
-            "weightings": self.weighting,
-            "shapes": [self._rows, self.inputs],
-            "biases": self._biased,
-            "outputs moved": self.moved,
-        }
+        """Add other samples of the current task; InputError if shapes or dtypes differ."""
+        self.current.merge(part)
 
     def __str__(self) -> str:
         return ", ".join(self.names)

@@ -10,12 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.calibration.alike import add_alike, require_alike
-from featcal.calibration.gram import Gram, add_gram_product
+from featcal.calibration.gram import Gram, add_alike, add_gram_product
 from featcal.calibration.prior import Prior
 from featcal.calibration.token_rows import TokenRows
 from featcal.models.compute import find_device, widen
-from featcal.system.errors import InputError
 
 
 @dataclass
@@ -135,7 +133,6 @@ class LinearSums:
         self.tokens += other.tokens
         self.tasks += other.tasks
         self.share += other.share
-        require_alike("sums", {"priors": len(self.priors)}, {"priors": len(other.priors)})
         for mine, theirs in zip(self.priors, other.priors, strict=True):
             mine.merge(theirs)
 
@@ -175,19 +172,8 @@ class CurrentTask:
         of it."""
         return self.statistics.weight / self.mass if self.mass else 1.0
 
-    def merge(self, other: CurrentTask, names: str) -> None:
-        """Add other samples of the same task.
-
-        Raises:
-            InputError: another task, or samples that are in both; names the maps (`names`).
-        """
-        mine, theirs = ({"tokens of the task": one.tokens, "routes": one.route} for one in (self, other))
-        require_alike(names, mine, theirs)
-        if self.counted + other.counted > self.tokens:
-            raise InputError(
-                f"{names}: {self.counted} and {other.counted} tokens are not parts of a task of {self.tokens}; what is "
-                "split needs `TaskRows.part_of` with the tokens of the whole task"
-            )
+    def merge(self, other: CurrentTask) -> None:
+        """Add other samples of the same task; InputError if shapes or dtypes differ."""
         self.statistics.merge(other.statistics)
         self.counted += other.counted
         self.mass += other.mass

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from featcal.calibration import closed_form
-from featcal.calibration.alike import add_alike, require_alike
+from featcal.calibration.gram import add_alike
 from featcal.calibration.token_rows import Named, TokenRows
 from featcal.models.compute import find_device, widen
 from featcal.suite.calibration_options import CalibrationConfig
@@ -104,19 +104,6 @@ class NormGroup:
         """Say whether the sums over the finished tasks are finite, on their device."""
         return torch.isfinite(self._sums.square.sum() + self._sums.mean.sum())
 
-    def merge(self, other: NormGroup) -> None:
-        """Add the counts of another group of the same norm: other tasks, or other samples of the current one.
-
-        `other` is empty afterwards.
-
-        Raises:
-            InputError: another norm.
-        """
-        require_alike(str(self), self._account(), other._account())
-        self.merge_part(other._task)
-        self._sums.merge(other._sums)
-        other._start()
-
     def merge_part(self, part: NormTaskStatistics) -> None:
         """Add other samples of the current task; InputError if shapes differ."""
         self._task.merge(part)
@@ -158,10 +145,6 @@ class NormGroup:
         """Return scale and shift in float64; a missing shift is 0."""
         scale = widen(tensors[f"{self.names[0]}.weight"]) + self._offset
         return scale, widen(tensors[f"{self.names[0]}.bias"]) if self._shifted else torch.zeros_like(scale)
-
-    def _account(self) -> dict[str, object]:
-        kind = type(self._module).__name__
-        return {"names": str(self), "weightings": self.weighting, "kinds": kind, "shapes": list(self._sums.mean.shape)}
 
     def __str__(self) -> str:
         return self.names[0]

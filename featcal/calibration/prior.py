@@ -21,8 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from featcal.calibration.alike import add_alike
-from featcal.calibration.gram import Gram
+from featcal.calibration.gram import Gram, add_alike
 from featcal.calibration.token_rows import Named
 from featcal.formats.weights import Weights, all_finite, factors_of
 from featcal.models.adapter import Block

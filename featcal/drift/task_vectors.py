@@ -10,7 +10,14 @@ from featcal.formats.weights import Weights
 
 def task_vector_cosines(family: Family, model: Weights) -> dict[str, float]:
     """Return for each task the cosine between theta_model - theta_base and theta_expert - theta_base over all tensors
-    of the tower; 0 if a task vector vanishes."""
+    of the tower; 0 if a task vector vanishes.
+
+    >>> import featcal
+    >>> family = featcal.open_family(featcal.load_suite("lm-mini"))
+    >>> cosines = featcal.task_vector_cosines(family, family.merged)
+    >>> {task: round(one, 2) for task, one in cosines.items()}
+    {'sentiment': 0.41, 'entailment': 0.44, 'correct': 0.68, 'rewrite': 0.52}
+    """
     dots = dict.fromkeys(family.experts, 0.0)
     squares = dict.fromkeys(family.experts, 0.0)
     own_square = 0.0

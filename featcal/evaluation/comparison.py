@@ -108,7 +108,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison(Drawable):
-    """Differences of two models of a suite on the same samples of every task."""
+    """Differences of two models of a suite on the same samples of every task.
+
+    >>> import featcal
+    >>> on = featcal.EvaluationSamples(64, "test")
+    >>> found = featcal.compare(featcal.load_suite("lm-mini"), "base", "merged", on=on)
+    >>> round(found.average.a, 2), round(found.average.b, 2), found.average.is_within_noise
+    (0.47, 0.58, False)
+    >>> found.tasks["sentiment"].counts
+    Counts(fixed=13, broken=5, both_right=40, both_wrong=6)
+    """
 
     suite: str
     split: str

@@ -41,7 +41,15 @@ Reach = Callable[[Family, Weights, Samples], Tensor]
 
 @dataclass(frozen=True)
 class TaskScore:
-    """The score of one task: `value` in 0-1, the answers of the model and the right ones."""
+    """The score of one task: `value` in 0-1, the answers of the model and the right ones.
+
+    >>> import featcal
+    >>> found = featcal.evaluate(featcal.load_suite("lm-mini"), "merged", samples=8).tasks["sentiment"]
+    >>> found.metric, found.n, found.value
+    ('exact_match', 8, 0.875)
+    >>> found.answers()[0]
+    {'said': 'positive', 'right': 'positive'}
+    """
 
     metric: str
     value: float
@@ -77,7 +85,15 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class Scores(Drawable):
-    """Scores of one model on every task of a suite."""
+    """Scores of one model on every task of a suite.
+
+    >>> import featcal
+    >>> scores = featcal.evaluate(featcal.load_suite("lm-mini"), "merged", samples=64)
+    >>> {task: round(one.value, 2) for task, one in scores.tasks.items()}
+    {'sentiment': 0.83, 'entailment': 0.66, 'correct': 0.22, 'rewrite': 0.61}
+    >>> round(scores.average, 2)
+    0.58
+    """
 
     suite: str
     model: str

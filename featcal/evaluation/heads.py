@@ -79,6 +79,11 @@ class ClassificationHead:
 
     Raises:
         InputError: shapes that do not belong together.
+
+    >>> import featcal, torch
+    >>> head = featcal.ClassificationHead(torch.eye(2), torch.tensor([0.0, 1.0]), ("no", "yes"))
+    >>> head.scores(torch.tensor([[3.0, 1.0], [0.0, 0.5]])).tolist()
+    [[3.0, 2.0], [0.0, 1.5]]
     """
 
     weight: Tensor

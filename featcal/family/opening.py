@@ -68,7 +68,14 @@ class Calibrated(Protocol):
 
 @dataclass(frozen=True)
 class Family:
-    """Base, merged model and experts of a suite, ready to be read."""
+    """Base, merged model and experts of a suite, ready to be read.
+
+    >>> import featcal
+    >>> family = featcal.open_family(featcal.load_suite("lm-mini"))
+    >>> name = "model.layers.0.mlp.down_proj.weight"
+    >>> tuple(family.experts["sentiment"].read([name])[name].shape)
+    (96, 192)
+    """
 
     suite: Suite
     adapter: Adapter
@@ -338,6 +345,11 @@ def open_family(suite: Suite, device: str = "auto", precision: str = "exact") ->
     Raises:
         InputError: lists *all* problems: missing folders, other architectures, missing, extra or misshapen tensors; or
             names the block of an architecture that cannot be run block by block; or the argument is not a suite.
+
+    >>> import featcal
+    >>> family = featcal.open_family(featcal.load_suite("lm-mini"))
+    >>> family.adapter.family, list(family.experts)
+    ('qwen3', ['sentiment', 'entailment', 'correct', 'rewrite'])
     """
     if not isinstance(suite, Suite):
         raise InputError(

@@ -20,6 +20,118 @@ _UNIT = {
     True: ("norm / norm of the expert's feature", ".3f"),
 }
 
+DRIFT = r"""
+**What this shows.** For every layer $\ell$ and sample the difference between the model's feature and the task
+expert's, $e^\ell = h^\ell_\text{model} - h^\ell_\text{expert}$, split into two parts:
+
+- *local mismatch* $m^\ell = f^\ell_\text{model}(h^{\ell-1}_\text{expert}) - h^\ell_\text{expert}$: the error that this
+  layer makes even on the expert's own input;
+- *propagation* $p^\ell = h^\ell_\text{model} - f^\ell_\text{model}(h^{\ell-1}_\text{expert})$: the effect of earlier
+  errors on this layer's output.
+
+**Formula.** $e = m + p$ exactly, as vectors (Prop. 1). Bars and line are means over samples of the norms.
+
+**When it misleads.** Norms do not add: $\|e\| \le \|m\| + \|p\|$, so the line can be below either bar if the
+parts cancel (negative cosine of $m$ and $p$, in the table). The norm runs over all
+tokens, but only one reaches the head: CLIP's class token, a language model's token before the answer. A layer of an
+encoder-decoder's decoder holds its own tokens and the encoder's normed output, both of which later layers see, under
+one norm: it is not the decoder's drift alone. Layers differ in scale: compare them in relative units. A small drift is
+not yet a right answer; see Accuracy.
+"""
+
+DRIFT_TASKS = r"""
+**What this shows.** The drift of the chosen layer, task by task, in the parts and units of the chart above.
+
+**When it misleads.** Every task is compared with its own expert, so tasks whose expert moved far from the base show
+large drift even if the answer is still right.
+"""
+
+CALIBRATE = r"""
+**What this shows.** The drift $\|e\|$ of the merged and of the calibrated model, per layer, mean over samples and
+tasks, on **validation** samples, which calibration never sees (on calibration samples if a suite has none). Every
+calibration is the exact closed form in forward order, and replaces the preview above:
+
+$$
+W = \Big(\sum_i \omega_i W_i C_i + \lambda\, W_\text{anchor}\Big)
+\Big(\sum_i \omega_i G_i + (\lambda+\varepsilon) I\Big)^{-1}
+$$
+
+$$
+W_\text{anchor} = \rho\, W_\text{merged} + (1-\rho)\, W_\text{base}
+$$
+
+with $C_i = \alpha X_i^\text{exp} {X_i}^\top + (1-\alpha)\, G_i$ and $G_i$ the Gram matrix of the deployed inputs.
+
+- $\lambda$: how strongly the anchor holds; large values return to the anchor, small ones trust the samples.
+- $\rho$: 1 anchors at the merged model, above 1 beyond it, 0 at the base.
+- $\alpha$: share of the expert's own inputs in the targets.
+- Recipe: *paper* is the method as published. *refined* is featcal's own: the pieces of a block are solved one after
+  the other, each on the final outputs of those before it, and the maps that write into the residual stream are asked
+  to close a share $\beta$ of its gap to the expert. *informed* is refined, and adds to every map's objective
+  $\mu \sum_i \|(W - W_0 - \rho\tau_i) K_i^{1/2}\|^2$ with the task vector $\tau_i = W_i - W_0$ and
+  $K_i \propto \tau_i^\top\tau_i$: information in the experts' weights on their training inputs.
+
+**When it misleads.** Options that are chosen on few validation samples fit those samples; the score on the test
+split (page Accuracy) is for the final choice. With few calibration samples and a small $\lambda$ drift can grow in
+directions that the samples do not contain.
+"""
+
+COSINES = r"""
+**What this shows.** (a) Mean cosine of final features to the task's expert. (b) This cosine, one point per sample
+of the chosen task: above the diagonal calibration brought it closer. (c) Per task, how much cosine and how much
+score the second model gained over the first. (d) In parameter space: cosine of
+$\theta_\text{model} - \theta_\text{base}$ to $\theta_\text{expert} - \theta_\text{base}$.
+
+**When it misleads.** Cosines ignore feature length, as a zero-shot head does; a language model's head does not.
+In (c) the score is a count over few samples: one sample is one step. (d) need not grow: features can come closer to
+the expert's while the weights do not.
+"""
+
+ACCURACY = r"""
+**What this shows.** Top-1 accuracy on the whole **test** split: image features against class prompts through the
+base's own text tower. *gap closed* $= \dfrac{\text{calibrated} - \text{merged}}{\text{expert} - \text{merged}}$.
+
+**When it misleads.** Choose options on validation samples (page Calibrate): a test split that is scored at every
+slider position becomes a validation split. The gap closed is unstable if expert and merged model are close, and left
+out if the expert is not better.
+"""
+
+ACCURACY_OF_TEXT = r"""
+**What this shows.** Every model answers the whole **test** split: greedy generation by the library's own `generate`,
+compared with the right answer as a whole string (exact match). *gap closed*
+$= \dfrac{\text{calibrated} - \text{merged}}{\text{expert} - \text{merged}}$.
+
+**When it misleads.** The page Calibrate scores whole answers too, of fewer samples; if these take long it shows
+the first token of the answer, which can be right although the answer is wrong. Exact match counts a right answer in
+other words as wrong. Choose options on validation samples; the gap closed is unstable if expert and merged model are
+close, and left out if the expert is not better.
+"""
+
+ACCURACY_OF_HEADS = r"""
+**What this shows.** How good every model's answers on the whole **test** split are, after the expert's own head for
+each task: accuracy for classes, Spearman's rank correlation for the similarity of two texts. *gap closed*
+$= \dfrac{\text{calibrated} - \text{merged}}{\text{expert} - \text{merged}}$.
+
+**When it misleads.** Choose options on validation samples (page Calibrate): a test split that is scored at every
+slider position becomes a validation split. The gap closed is unstable if expert and merged model are close, and left
+out if the expert is not better.
+"""
+
+PREVIEW = r"""
+**What this shows.** The first calibrated block, solved again with the current options; the exact run of all blocks
+follows and replaces it.
+
+**Formula.** Eq. (17) from kept sums: the targets $\alpha X_i^\text{exp} {X_i}^\top + (1-\alpha) G_i$ are affine in
+$\alpha$ (and in $\beta$, if the recipe has one), so sums at the ends give them for every value; $\lambda$, $\rho$
+and $\mu$ enter the solve alone.
+
+**When it misleads.** It is the exact result of this block; for recipes that go piece by piece, only of the first
+pieces, since later pieces keep the result of the last exact run. Nothing after the block is computed.
+"""
+
+ACCURACY_BY_SCORES = {"prompts": ACCURACY, "vocabulary": ACCURACY_OF_TEXT, "own": ACCURACY_OF_HEADS}
+"""By the kind of a model's scores (`Adapter.scores_with`)."""
+
 
 def drift_layers(frames: Mapping[str, pd.DataFrame], relative: bool, chosen: str | None = None) -> go.Figure:
     """Draw ||m|| and ||p|| per layer side by side, because they do not add up, and ||e|| as a line; all models on one

@@ -19,6 +19,32 @@ MANY = 3000
 COLUMNS = 4
 """Number of small maps side by side."""
 
+FEATURES = r"""
+**What this shows.** Features of the expert and of the models shown, on the same samples of one task, all divided by
+their norm, in **one** map that is fitted on all their clouds together, so their places can be compared. Arrows lead
+from the first model to the second. Click a point, or draw around some, to see their samples.
+
+**Layers.** After a block a feature is CLIP's state of the class token, or a language model's mean over the stage's
+own tokens without padding. One map holds **all** of these layers: a cloud moves on it as it goes through depth,
+and dotted lines lead along its mean. The head's features have a space, and so a map, of their own.
+
+**Formula.** UMAP, 15 neighbours, cosine distance, seed 42; PCA until UMAP has run. *Trustworthiness* (0-1) is
+the share of map neighbours, 10 per point, that are neighbours in the full space too, with a penalty by rank; for a
+map of all layers it is that of the layer shown. A map holds at most 20,000 points; of more samples it shows a part.
+
+**When it misleads.** Distances between clusters, cluster sizes and axis directions of a UMAP mean nothing. The
+histograms beside it are the truth: cosine and distance to the expert in the full feature space. The small maps are
+one each: places on two of them cannot be compared.
+"""
+
+FEATURES_OF_TEXT = (
+    FEATURES
+    + r"""
+**Texts.** The head's feature is the state that decides the first token of the answer, after the final norm. The mean
+over a decoder's tokens includes tokens of the right answer, which it is given.
+"""
+)
+
 
 @dataclass(frozen=True)
 class MapPosition:

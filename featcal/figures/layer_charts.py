@@ -10,6 +10,30 @@ import plotly.graph_objects as go
 from featcal.figures.names import cut_text, label
 from featcal.figures.theme import COLOUR, apply_theme, colour, dash, layer_axis, symbol
 
+MAPS = r"""
+**What this shows.** Left: for every linear map inside the chosen block the distance of the model's map from the
+expert's on the inputs of the **expert's** map,
+$\|(W_\text{model} - W_\text{expert})\,x + b_\text{model} - b_\text{expert}\|$, mean over samples. Right: for a
+calibrated model the share of each map in the change by calibration,
+$\|\Delta W\|^2 + \|\Delta b\|^2$ over their sum; the shares of a block sum to 1.
+
+**When it misleads.** These mismatches are no parts of the block's: they are before its nonlinearities and do
+not add up to it. A map whose output is small in the residual stream may differ a lot without harm. A large change of
+weights may change little on real inputs. Norms, and the maps of a mixture's experts, are left out.
+"""
+
+DEPTH = r"""
+**What this shows.** After every block the decision that the model would make if it ended there: the block's state
+through the model's own last norm, projection and head (CLIP: scores of the classes; language models: the first token of
+the answer). The chart above: the share of samples whose decision is already the **expert's final one**; at the last
+block it is the agreement of the tab *Decisions*. Below, one sample: the first answer after every block, darker the
+more probable; a line above a block marks where the decision becomes final. Point at a cell for its next answers.
+
+**When it misleads.** A head is made for the last layer and never learned to read another. Its answers after early
+blocks show where a decision turns, not what a block "thinks": the right answer may be there in a form that the head
+does not see, and probabilities in between mean little. An encoder-decoder is read in its decoder alone.
+"""
+
 
 def maps_chart(frames: Mapping[str, pd.DataFrame], column: str, axis: str, form: str) -> go.Figure:
     """Draw one bar per linear map of a block and model.

@@ -22,6 +22,87 @@ SOURCE_COLOUR = {
     "snapshot": COLOUR["base"],
 }
 
+ATTRIBUTION = r"""
+**What this shows.** The final drift, attributed to the layers whose local mismatch caused it: each bar starts where
+the last one ended, and all add up to the final drift, relative to the norm of the expert's final feature. Percentages
+are shares; a negative one (green) compensates for the others.
+
+**Formula.** $e^L = \sum_\ell c_\ell$ with $c_\ell = A_L \cdots A_{\ell+1}\, m^\ell$ and $A_k$ the Jacobian of layer
+$k$ averaged between the expert's and the model's input (Prop. 2); share $= \langle c_\ell, e^L\rangle / \|e^L\|^2$.
+
+**When it misleads.** Other ways to divide the same total between layers give other shares.
+Large contributions can cancel: a small share is not a small error. Repairing a layer changes what later layers
+receive, so shares are not the gain of repairing it.
+"""
+
+GROWTH = r"""
+**What this shows.** Left: $\gamma$, how much a block stretches the drift that comes in, and $\eta$, how much new
+mismatch it adds, both relative to the incoming drift. Right: whether the block's residual branch answers incoming
+drift by amplifying it (above 0) or compensating for it (below 0).
+
+**Formula.** $\gamma = \|p\|/\|e_\text{before}\| - 1$, $\eta = \|m\|/\|e_\text{before}\|$, $\|e\| \ge
+(1+\gamma-\eta)\|e_\text{before}\|$ (Prop. 5); $r = p - e_\text{before}$ (Prop. 4). Hover for the share of samples
+for which growth is *certified*: $\gamma > 0$ and $\eta < \gamma$.
+
+**When it misleads.** No certificate does not mean no growth: drift mostly grows by new mismatch, which is not
+certified.
+"""
+
+OUTPUTS = r"""
+**What this shows.** Left: the distance between the scores of expert and model, and its bound from the final drift.
+Right: for how many samples the model decides as the expert (full symbols), and for how many the margin *proves* it
+(open symbols); hover for the accuracy.
+
+**Formula.** $\|\Delta z\| \le B\,\|e^L\|$, $B = s\,\sigma_\text{max}(T)/d_\text{min}$ with $d_\text{min}$ the
+distance of the segment between both features from the origin (Prop. 3). Certified: $\|\Delta z\|_\infty < \mu/2$,
+$\mu$ the expert's margin (Eq. 44).
+
+**When it misleads.** The certificate is sufficient, not necessary: most decisions that agree are not certified. The
+expert is not always right.
+"""
+
+OUTPUTS_OF_TEXT = r"""
+**What this shows.** Scores of the first token of the answer, over the whole vocabulary. Left: the distance between
+those of expert and model, and its bound from the final drift. Right: for how many samples the model chooses the
+expert's token (full symbols), and for how many the margin *proves* it (open symbols); hover for the share of right
+tokens.
+
+**Formula.** $\|\Delta z\| \le B\,\|e^L\| + \delta$, $B = \sigma_\text{max}$ of the model's own head and $\delta$ the
+difference of the two heads on the expert's feature (Prop. 3). Certified: $\|\Delta z\|_\infty < \mu/2$, $\mu$ the
+expert's margin (Eq. 44).
+
+**When it misleads.** The certificate is sufficient, not necessary: most decisions that agree are not certified. Later
+tokens of the answer do not count. The expert is not always right.
+"""
+
+OUTPUTS_OF_HEADS = r"""
+**What this shows.** Scores of the classes after the expert's own head. Left: the distance between those of expert and
+model, and its bound from the final drift. Right: for how many samples the model decides as the expert
+(full symbols), and for how many the margin *proves* it (open symbols); hover for the accuracy.
+
+**Formula.** $\|\Delta z\| \le B\,\|e^L\|$, $B = \sigma_\text{max}$ of the head, of both maps if there are two
+(Prop. 3). Certified: $\|\Delta z\|_\infty < \mu/2$, $\mu$ the expert's margin (Eq. 44).
+
+**When it misleads.** The certificate is sufficient, not necessary: most decisions that agree are not certified. The
+expert is not always right.
+"""
+
+SOURCES = r"""
+**What this shows.** How much worse the calibration objective of each block is if its linear maps are fitted on other
+features than the finished model exposes: one block *stale*, the uncalibrated *merged* model's, the *expert*'s.
+*snapshot*: all modules of a block are fitted on one snapshot, while the finished block exposes the outputs of its own
+new modules.
+
+**Formula.** $J_\text{dep}(W_\text{src}) - J_\text{dep}(W_\text{dep}) \ge 0$ (Prop. 8), over
+$J_\text{dep}(W_\text{dep})$, summed over the block's linear maps. The prefix-calibrated source of Algorithm 1 has
+none.
+
+**When it misleads.** It is the local objective on the calibration samples, not accuracy.
+"""
+
+OUTPUTS_BY_SCORES = {"prompts": OUTPUTS, "vocabulary": OUTPUTS_OF_TEXT, "own": OUTPUTS_OF_HEADS}
+"""By the kind of a model's scores (`Adapter.scores_with`)."""
+
 
 def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
     """Draw contributions of all layers that add up to the final relative drift; one panel per model, one scale."""

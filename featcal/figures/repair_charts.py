@@ -15,6 +15,47 @@ _INK = "#14171C"
 _WRITTEN = 120
 """Number of cells up to which each has its number written in it."""
 
+WHERE_IT_HELPS = r"""
+**What this shows.** The change by calibration for every task and layer: blue is less than before, orange is more.
+
+**Formula.** *Drift*: change of $\|e\| / \|h_\text{expert}\|$, means over samples. *Booked to the layer*: change of the
+layer's share of the final drift (Prop. 2) times the final relative drift, so that a row sums to the change of the
+final drift.
+
+**When it misleads.** A layer whose drift falls need not be where the repair happened: less drift comes in from the
+layers before it. The share of a layer is its own; yet large contributions can cancel (see the Drift page).
+"""
+
+ANCHOR_ONLY = r"""
+**What this shows.** These numbers for the anchor alone: base + ρ (merged − base), which needs no samples. For a merge
+by Task Arithmetic with scale $s$, it is Task Arithmetic with scale $\rho s$. The gain of calibration is its
+difference to this row, not to the merged model's.
+
+**Formula.** Eq. (11), in every tensor; calibration pulls to it with strength $\lambda$.
+
+**When it misleads.** The anchor moves embeddings and final norm as well, which calibration leaves as merged.
+"""
+
+CONDITIONING = r"""
+**What this shows.** Every linear system of the calibration. The smallest eigenvalue stays near $\lambda$ if the
+samples miss a direction, in which the solution is then the anchor; a large ratio magnifies rounding and noise.
+
+**Formula.** Eigenvalues of $\sum_i \omega_i G_i + (\lambda + \varepsilon) I$ (Eq. 17). *Effective rank*
+$= \sum_j \mu_j / (\mu_j + \lambda + \varepsilon)$, $\mu_j$ the eigenvalues without $\lambda$: how many directions
+the samples decide. *Tokens* are the counted tokens of all tasks; fewer than the width cannot fill it.
+
+**When it misleads.** Many tokens of few pictures are alike: the effective rank says more than their number. A low rank
+is not bad if the model uses no other directions.
+"""
+
+SPREAD = r"""
+**What this shows.** The scores of three calibrations with the same options on other samples: the seed selects
+them. Symbols are means, lines reach from the lowest to the highest.
+
+**When it misleads.** Three seeds can show that a difference may be chance, not that there is none. If a task has no
+more samples than requested, every seed draws the same ones in another order.
+"""
+
 
 def change_map(frame: pd.DataFrame, unit: str) -> go.Figure:
     """Draw a heat map of `change` by layer (across, in forward order) and task (down); blue is less, orange is more.

@@ -23,6 +23,20 @@ if TYPE_CHECKING:  # charts are there before torch is
 
 Array = NDArray[np.floating]
 
+DIFFERENCES = r"""
+**What this shows.** How much better the second model scores than the first, per task and on average over tasks, with
+the interval in which the difference lies for 95 of 100 draws of such samples. Grey and open: within noise.
+
+**Formula.** The samples are drawn again with replacement, within each task, both models on the same draw; the interval
+runs from the 2.5th to the 97.5th percentile of the differences. McNemar: of $k$ samples whose answer changed, $f$ were
+fixed; $p$ is the chance that $k$ throws of a fair coin are as uneven (for the average: over all tasks together).
+*Within noise*: the interval holds 0, or $p > 0.05$, since few changed answers make the interval alone too sure.
+
+**When it misleads.** The interval is about other samples, not about other calibration samples: another seed gives
+another model. Of twenty tasks without any difference one looks like one. Models that were chosen on these very samples
+look better than they are. A rank correlation has only the interval: its answers are not right or wrong one by one.
+"""
+
 
 @dataclass(frozen=True)
 class Dots:

@@ -40,6 +40,23 @@ _LOG = 20.0
 """Ratio of an option's largest to its smallest value above which its axis is logarithmic."""
 _NO_VALUE = "none"
 
+SWEEP = r"""
+**What this shows.** Every run of the suite that was measured on these samples, and hollow every method of the table
+below: the mean score over tasks upwards, over the score of the worst task, the cost, the final drift or an option. Up
+is better, and over the worst task to the right too. Thin rings mark the Pareto front of mean and worst task: no run is
+at least as good in both and better in one (experts, one model per task, take no part). Beside the calibrated runs are
+models that need no data: Task Arithmetic at other scales, the mean of the experts, and *anchor only*, the model that
+calibration is pulled to, $\rho\,\theta_\text{merged} + (1-\rho)\,\theta_\text{base}$ (Eq. 11).
+
+**Formula.** Mean and minimum over tasks of the score on the same samples; the point of a run is the exact result of a
+single calibration with its options. Cost is the processor seconds to make the model, if they are known.
+
+**When it misleads.** With 64 samples a task's score moves by 1.6 points with every sample, and the best of many runs
+looks better than it is: choose here, and look at the test split once. The methods of the table are scored on that test
+split, so do not choose options by them. A later run reuses the experts' passes and costs less than the first one. The
+worst task may be the one that is hardest for its own expert too.
+"""
+
 
 def runs_as_points(
     frame: pd.DataFrame,

@@ -9,6 +9,12 @@ import plotly.graph_objects as go
 
 from featcal.figures.names import cut_text, label
 
+PAPER = "https://arxiv.org/abs/2605.13030"
+SOURCE = (
+    f"*Prop.*, *Eq.* and *Algorithm* are those of the [paper]({PAPER}); `docs/theory.md` says how each is measured."
+)
+"""End of every explanation that cites propositions or equations."""
+
 ROLES = ("base", "merged", "calibrated", "expert")
 
 # Okabe-Ito hues, lightened or darkened until they read on white and on near-black.

@@ -22,6 +22,23 @@ _PICTURE = 225
 _NUMBERED = 8
 """Largest number of columns of patches with numbers written on them."""
 
+TOKENS = r"""
+**What this shows.** One sample after the chosen layer, token by token: how far the state of each is from the
+expert's, $\|e_t\|$. Relative units divide by the norm of the expert's state of the **same** token, so that a token with
+a large state does not outshine the rest. All models have one scale of colours. Point at a token for its share of
+the layer's squared drift.
+
+**Formula.** $\|e\|^2 = \sum_t \|e_t\|^2$: the root of the sum of squares of absolute drifts is exactly the drift that
+the chart above takes the mean of, with padding left out. A decoder of an encoder-decoder sees its own tokens (the
+start token, then the answer) and the encoder's output, so both are shown.
+
+**When it misleads.** Position is not content: attention mixes tokens in every block, so drift at a patch may have come
+from elsewhere. After the last block the head reads a single token (CLIP: the class token; an answer's first token is
+decided at the last token of the prompt, or at the decoder's start token), and the states of other tokens no longer have
+an effect. A few tokens, such as a text's first, have states of huge norm in many language models, and dominate absolute
+drift. After the head there are no tokens.
+"""
+
 
 def patch_grid(count: int, height: int, width: int) -> tuple[int, int] | None:
     """Return rows and columns of square patches that fill a picture; None if no such patches are this many.

@@ -10,12 +10,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, backends
 
 from featcal.system.environment import is_intel
 from featcal.system.errors import InputError
-
-_C: Any = torch._C
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,8 @@ def use_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-Setting = tuple[str, str, str]
-"""Backend, operation and precision, as torch names them."""
+Setting = tuple[Any, str]
+"""An object of `torch.backends` that has a precision, and the precision."""
 
 
 class _Computing(ContextDecorator):
@@ -158,44 +156,38 @@ itself uses. Meanwhile torch's older functions, such as `torch.get_float32_matmu
 """
 
 _FULL = ("none", "ieee")
-_OPERATIONS = ("conv", "matmul")
-
-
-def _precision(backend: str, operation: str) -> str:
-    """Return the precision in force, which may come from the backend's "all" or from the "generic" one above it."""
-    found: str = _C._get_fp32_precision_getter(backend, operation)
-    return found
 
 
 def _keep_float32(before: list[Setting]) -> None:
     """Make the settings of `computing`, and append to `before` what restores the old ones; set nothing on an error."""
+    cudnn, cublas, onednn = backends.cudnn, backends.cuda.matmul, backends.mkldnn
     try:
-        for backend in ("cuda", "mkldnn"):
-            # "all" first: torch's own default for convolutions on CUDA gives way to it, and could not be named again
-            # had it been replaced. Only what the process has set for an operation itself is replaced there.
-            for operation in ("all", *_OPERATIONS):
-                concerned = _OPERATIONS if operation == "all" else (operation,)
-                if any(_precision(backend, one) not in _FULL for one in concerned):
-                    _replace(before, backend, operation, "ieee")
+        # That of all operations on CUDA first: torch's own default for convolutions gives way to it, and could not be
+        # named again had it been replaced. oneDNN has none that could be set: torch's sets that of all backends.
+        if any(one.fp32_precision not in _FULL for one in (cudnn.conv, cublas)):
+            _replace(before, cudnn, backends, "ieee")
+        # Only what the process has set for an operation itself is replaced there.
+        for one, above in ((cudnn.conv, cudnn), (cublas, cudnn), (onednn.conv, onednn), (onednn.matmul, onednn)):
+            if one.fp32_precision not in _FULL:
+                _replace(before, one, above, "ieee")
         if _takes_onednn():
-            _replace(before, "mkldnn", "matmul", "bf16")
+            _replace(before, onednn.matmul, onednn, "bf16")
     except BaseException:
         _put_back(before)
         raise
 
 
-def _replace(before: list[Setting], backend: str, operation: str, precision: str) -> None:
+def _replace(before: list[Setting], setting: Any, above: Any, precision: str) -> None:
     """Set one precision and append the old one to `before`."""
-    own = _precision(backend, operation)
-    above = _precision("generic", "all") if operation == "all" else _precision(backend, "all")
     # A precision that is in force above, too, is taken to come from there: "none" restores that.
-    before.append((backend, operation, "none" if own == above else own))
-    _C._set_fp32_precision_setter(backend, operation, precision)
+    before.append((setting, "none" if setting.fp32_precision == above.fp32_precision else setting.fp32_precision))
+    setting.fp32_precision = precision
 
 
 def _put_back(before: list[Setting]) -> None:
     while before:
-        _C._set_fp32_precision_setter(*before[-1])
+        setting, precision = before[-1]
+        setting.fp32_precision = precision
         before.pop()  # only now: an interrupt in between loses nothing
 
 
@@ -203,12 +195,12 @@ def _put_back(before: list[Setting]) -> None:
 def _takes_onednn() -> bool:
     """Say whether oneDNN is to form float32 products: not where MKL runs on a processor of Intel's, and elsewhere if
     products under the setting "bf16" are exact in bits that bfloat16 would lose."""
-    if not _C._has_mkldnn or (_C.has_mkl and is_intel()):
+    if not backends.mkldnn.is_available() or (backends.mkl.is_available() and is_intel()):
         return False
     value = 1 + 2.0**-12
     a = torch.full((256, 256), value)
     before: list[Setting] = []
-    _replace(before, "mkldnn", "matmul", "bf16")
+    _replace(before, backends.mkldnn.matmul, backends.mkldnn, "bf16")
     try:
         product = a @ a
     finally:

@@ -32,7 +32,15 @@ class Head(Protocol):
 
 @dataclass(frozen=True)
 class Model(WrappedWeights):
-    """Weights with what belongs to single tasks; it is itself `Weights`, and goes wherever those go."""
+    """Weights with what belongs to single tasks; it is itself `Weights`, and goes wherever those go.
+
+    >>> import featcal
+    >>> family = featcal.open_family(featcal.load_suite("lm-mini"))
+    >>> model = featcal.Model(family.base, adapted={"sentiment": family.experts["sentiment"]})
+    >>> ledger = featcal.measure_drift(family, model, samples=8)
+    >>> {task: round(one.layers[-1].relative_drift, 1) for task, one in ledger.tasks.items()}
+    {'sentiment': 0.0, 'entailment': 0.9, 'correct': 0.2, 'rewrite': 0.6}
+    """
 
     under: Weights
     maps: Mapping[str, FeatureMap] = field(default_factory=dict)

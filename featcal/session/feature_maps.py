@@ -38,6 +38,15 @@ class FeatureMaps:
 
     Args:
         models: by their names in charts and tables; the expert first, and at least one other.
+
+    >>> import featcal
+    >>> maps = featcal.FeatureMaps.from_names(
+    ...     featcal.open_session("lm-mini"), ["merged"], featcal.EvaluationSamples(8)
+    ... )
+    >>> maps.to_frame(["sentiment"], ["head"])[["model", "sample", "distance"]].round(2).tail(2)
+         model  sample  distance
+    14  merged       6      0.80
+    15  merged       7      0.48
     """
 
     session: Session

@@ -34,6 +34,14 @@ class Session(OpenSuite):
         max_memory: bytes of resident memory that measurements of drift stay within: token states beyond it go to files,
             and as many samples are walked together as fit. The experts' activations are then not cached.
         shared: expert passes and models that several sessions of the family share; by default it shares none.
+
+    >>> import featcal
+    >>> session = featcal.open_session("lm-mini")
+    >>> merged = featcal.measure_drift(session, "merged", samples=8)
+    >>> featcal.measure_drift(session, "merged", samples=8) is merged
+    True
+    >>> session.tasks
+    ['sentiment', 'entailment', 'correct', 'rewrite']
     """
 
     # Both are made anew at every access: kept here, they and the session would hold each other, and the memory of a
@@ -58,6 +66,13 @@ def open_session(suite: str | Path | Suite, device: str = "auto", *, resident: b
 
     Raises:
         InputError: the suite file is not valid, or its models do not fit together.
+
+    >>> import featcal
+    >>> session = featcal.open_session("lm-mini")
+    >>> session is featcal.open_session("lm-mini")  # while it is in use
+    True
+    >>> featcal.measure_drift(session, "anchor:rho=0.5", samples=8).model
+    'anchor:rho=0.5'
     """
     loaded = suite if isinstance(suite, Suite) else load_suite(suite)
     stamp = suite_stamp(loaded)  # before anything is read, so that a change meanwhile shows

@@ -99,7 +99,13 @@ class RunMeasurement:
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """A model of a suite, its measurements, and a person's marks."""
+    """A model of a suite, its measurements, and a person's marks.
+
+    >>> import featcal
+    >>> entry = featcal.HistoryEntry("0123456789abcdef", "mini", "0" * 16, "merged", {}, {}, "2026-01-01T00:00:00Z")
+    >>> entry.model, entry.measured, entry.pinned
+    ('merged', (), False)
+    """
 
     id: str
     """16 hexadecimal digits; equal for the same model of the same suite made with the same versions."""
@@ -146,6 +152,16 @@ class History(Records):
 
     Args:
         folder: by default `runs` in the user's cache folder.
+
+    >>> import featcal, tempfile
+    >>> from pathlib import Path
+    >>> entry = featcal.HistoryEntry("0123456789abcdef", "mini", "0" * 16, "merged", {}, {}, "2026-01-01T00:00:00Z")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     history = featcal.History(Path(folder))
+    ...     added = history.add(entry)
+    ...     history.mark(entry.id, "name", "the first")
+    ...     [(run.model, run.name) for run in history.runs()]
+    [('merged', 'the first')]
     """
 
     def __init__(self, folder: Path | None = None) -> None:

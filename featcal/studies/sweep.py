@@ -39,6 +39,11 @@ class Grid:
 
     Raises:
         InputError: no value, one outside its range, or more than `MOST` combinations.
+
+    >>> import featcal
+    >>> grid = featcal.Grid((0.01, 0.1), (0.5,), (0.0, 0.2), options=featcal.CalibrationConfig(samples=8))
+    >>> [(one.lam, one.alpha) for one in grid.configs()]
+    [(0.01, 0.0), (0.01, 0.2), (0.1, 0.0), (0.1, 0.2)]
     """
 
     lam: tuple[float, ...]
@@ -68,7 +73,16 @@ class Grid:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """A model and its measurements on the samples of the sweep."""
+    """A model and its measurements on the samples of the sweep.
+
+    >>> import featcal
+    >>> from featcal.studies.history import RunMeasurement, TaskValue
+    >>> entry = featcal.HistoryEntry("0123456789abcdef", "mini", "0" * 16, "anchor:rho=2", {}, {}, "2026-01-01T00:00Z")
+    >>> scores = {"a": TaskValue("accuracy", 0.5, 64), "b": TaskValue("accuracy", 0.75, 64)}
+    >>> point = featcal.SweepPoint(entry, RunMeasurement("whole", "test", 64, 42, scores, {}))
+    >>> point.kind, point.found.mean, point.found.worst_task
+    ('anchor', 0.625, 'a')
+    """
 
     run: HistoryEntry
     found: RunMeasurement
@@ -129,6 +143,23 @@ def run_sweep(
         InputError: a combination that the recipe does not allow, before anything is computed; samples have no labels,
             or a model cannot be scored.
         NumericalError: a calibration has no trustworthy solution.
+
+    >>> import copy, featcal, tempfile, torch, transformers
+    >>> from pathlib import Path
+    >>> sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    >>> base = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, num_attention_heads=2))
+    >>> experts = {task: copy.deepcopy(base) for task in ("a", "b")}
+    >>> trained = [torch.nn.init.normal_(one.classifier.weight) for one in experts.values()]
+    >>> samples = dict.fromkeys(experts, (torch.arange(32).reshape(4, 8), torch.tensor([0, 1, 0, 1])))
+    >>> suite = featcal.Suite.of(base=base, experts=experts, samples=samples, test=samples)
+    >>> grid = featcal.Grid((0.01, 1.0), (1.0,), (0.1,), options=featcal.CalibrationConfig())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     on, history = featcal.EvaluationSamples(4, "test"), featcal.History(Path(folder))
+    ...     points = featcal.run_sweep(suite, grid, on=on, history=history)
+    >>> [point.run.options["lam"] for point in points if point.kind == "calibrated"]
+    [0.01, 1.0]
+    >>> points[0].run.model, points[0].found.scores["a"].n
+    ('base', 4)
     """
     session, history = ensure_session(suite, device), history or History()
     models = sweep_models(session, grid)

@@ -142,6 +142,16 @@ class CalibrationConfig:
 
     Raises:
         InputError: a value of another type or outside its range; the message names the option.
+
+    >>> import featcal
+    >>> config = featcal.CalibrationConfig(samples=8, recipe="informed", lam=0.1)
+    >>> featcal.calibrate(featcal.load_suite("lm-mini"), config).config.rho  # the recipe's own
+    2.0
+    >>> try:
+    ...     featcal.CalibrationConfig(lam=-1)
+    ... except featcal.InputError as error:
+    ...     print(error)
+    lam is -1; it is at least 0 and finite
     """
 
     # fmt: off

@@ -107,6 +107,20 @@ def register_method(
 
     Raises:
         InputError: the name is not possible or belongs to another method, or the decorated class is not a method.
+
+    >>> import featcal
+    >>> from dataclasses import dataclass
+    >>> from featcal.testing import check_method
+    >>> @featcal.register_method("first-expert", "the base plus the first task vector")
+    ... @dataclass(frozen=True)
+    ... class FirstExpert(featcal.Merger):
+    ...     def merge(self, given):
+    ...         return given.base + next(given.vectors())
+    >>> try:
+    ...     check_method("first-expert")
+    ... except AssertionError as error:
+    ...     print(error)
+    experts in another order: 'a' is another
     """
 
     def register(kind: Kind) -> Kind:

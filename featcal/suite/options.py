@@ -100,6 +100,16 @@ def option(
         above, least, below, most: the bounds of a number; it is always finite.
         by_task: a suite file may give one value per task. With the default None it can give only that, and the method
             gets None by default.
+
+    >>> import featcal
+    >>> @featcal.merger("sum-of-vectors", "the base plus the sum of the task vectors")
+    ... def sum_of_vectors(given, *, scale: float = featcal.option(0.3, "factor of the sum", above=0, most=2)):
+    ...     return given.base + scale * sum(given.vectors())
+    >>> try:
+    ...     featcal.merge(featcal.load_suite("lm-mini"), "sum-of-vectors:scale=3")
+    ... except featcal.InputError as error:
+    ...     print(error)
+    sum-of-vectors: scale is 3; it lies in (0, 2]
     """
     return field(default=default, metadata={_FACTS: OptionFacts(help, above, least, below, most, by_task)})
 

@@ -151,7 +151,18 @@ class Task(Strict):
 
 
 class Suite(Strict):
-    """A validated suite file. `root` is the folder that its relative paths start from."""
+    """A validated suite file. `root` is the folder that its relative paths start from.
+
+    >>> import copy, featcal, torch, transformers
+    >>> sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    >>> base = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2))
+    >>> experts = {task: copy.deepcopy(base) for task in ("a", "b")}
+    >>> trained = [torch.nn.init.normal_(one.model.layers[0].mlp.down_proj.weight) for one in experts.values()]
+    >>> tokens = torch.arange(32).reshape(4, 8)
+    >>> suite = featcal.Suite.of(base=base, experts=experts, samples={"a": tokens, "b": tokens})
+    >>> featcal.calibrate(suite).record["tasks"]["a"]["tokens"]
+    32
+    """
 
     name: Annotated[str, Field(min_length=1)]
     """Name in tables, records and cards."""
@@ -306,8 +317,10 @@ def load_suite(name_or_path: str | Path) -> Suite:
     Raises:
         InputError: unknown name, unreadable or invalid YAML, unknown or missing keys (all of them at once).
 
-    >>> load_suite("clip-mini").name
-    'clip-mini'
+    >>> import featcal
+    >>> suite = featcal.load_suite("lm-mini")
+    >>> suite.name, list(suite.tasks)
+    ('lm-mini', ['sentiment', 'entailment', 'correct', 'rewrite'])
     """
     file = suite_file(name_or_path)
     content = read_yaml(file)

@@ -12,7 +12,14 @@ TOKENS = ("all", "class")
 
 @dataclass(frozen=True)
 class EvaluationSamples:
-    """Samples of every task that a model is measured on: their number, their split, and the seed that draws them."""
+    """Samples of every task that a model is measured on: their number, their split, and the seed that draws them.
+
+    >>> import featcal
+    >>> on = featcal.EvaluationSamples(16, "test", seed=1)
+    >>> found = featcal.compare(featcal.load_suite("lm-mini"), "base", "merged", on=on)
+    >>> found.split, found.tasks["sentiment"].n
+    ('test', 16)
+    """
 
     samples: int | None = 64
     """Samples per task; a task that has fewer gives all it has. None means all."""
@@ -28,6 +35,12 @@ class DriftOptions(EvaluationSamples):
 
     Raises:
         InputError: `tokens` is neither "all" nor "class".
+
+    >>> import featcal
+    >>> options = featcal.DriftOptions(samples=8, split="validation", sublayers=True)
+    >>> ledger = featcal.open_session("lm-mini").measure.drift("merged", options)
+    >>> [layer.layer for layer in ledger.tasks["sentiment"].layers][:3]
+    ['embeddings', 'block 0 attention', 'block 0 mlp']
     """
 
     tokens: str = "all"

@@ -40,6 +40,18 @@ def check_adapter(model: Any, facts: Facts) -> Mapping[str, Mapping[str, float]]
     Raises:
         AssertionError: a check fails; the message says what was found.
         InputError: facts that do not describe the model.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from featcal import DecoderFacts
+    >>> from featcal.testing import check_adapter
+    >>> sizes = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2))
+    >>> facts = DecoderFacts(model_type="llama", config="LlamaConfig", model="LlamaForCausalLM")
+    >>> found = check_adapter(model, facts)
+    >>> found["replay"]["scores"] < 1e-5
+    True
+    >>> found["repair"]["drift"] < 1
+    True
     """
     if isinstance(facts, EncoderFacts):
         if facts not in ENCODERS:
@@ -64,6 +76,10 @@ def check_method(name: str, model: Any = None, facts: Facts | None = None) -> tu
     Raises:
         AssertionError: the first check that fails; says what was found.
         InputError: no such method, or one that is not defined for the model.
+
+    >>> from featcal.testing import check_method
+    >>> check_method("task-arithmetic")[:3]
+    ('check_merger_name', 'check_identity', 'check_order')
     """
     kind = method(name)
     if issubclass(kind, Merger):

@@ -51,25 +51,6 @@ def every_token(sample: Sample, module: str, tokens: int) -> Tensor:
     return torch.ones(tokens, dtype=torch.float64)
 
 
-@torch.no_grad()
-def calibrate_reference(
-    models: Mapping[str, Any],
-    experts: Mapping[str, Any],
-    samples: Mapping[str, Sequence[Sample]],
-    blocks: Sequence[str],
-    options: ReferenceOptions,
-    token_weights: TokenWeights = every_token,
-) -> dict[str, Tensor]:
-    """Return every calibrated tensor by its name in the model.
-
-    Args:
-        models: "base" and "merged".
-        experts, samples: by task.
-        blocks: names of the modules that are calibrated one after the other.
-    """
-    return refine(models, experts, samples, [([block], None) for block in blocks], options, token_weights)
-
-
 Piece = tuple[Sequence[str], str | None]
 """Modules (with all inside them) or parameters that are fitted together, and the module that is given the residual
 stream which they write into; None for those that do not."""

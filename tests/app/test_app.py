@@ -86,7 +86,7 @@ def sentences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize(("page", "drawn"), list(DRAWN.items()))
 def test_every_page_shows_its_charts_from_a_link(tiny_suite_file: Path, page: str, drawn: int) -> None:
-    app = opened(tiny_suite_file, page, b="calibrated", rho="1.5")
+    app = opened(tiny_suite_file, page, beside="calibrated", rho="1.5")
     assert healthy(app)
     assert charts(app) == drawn
     files = {json.loads(one.proto.config)["toImageButtonOptions"]["filename"] for one in app.get("plotly_chart")}
@@ -126,7 +126,7 @@ def test_a_table_is_written_when_it_is_asked_for(tiny_suite_file: Path, monkeypa
     ],
 )
 def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn: int) -> None:
-    app = opened(sentences, page, b="calibrated", lam="0.05", sources="true")
+    app = opened(sentences, page, beside="calibrated", lam="0.05", sources="true")
     assert healthy(app)
     assert charts(app) == drawn
 
@@ -134,7 +134,7 @@ def test_every_page_shows_its_charts_for_text(sentences: Path, page: str, drawn:
 @pytest.mark.parametrize("page", rows(PAGES, quick=["calibrate"], slow=PAGES))
 def test_a_browser_that_lost_a_value_falls_back_to_what_is_shown(tiny_suite_file: Path, page: str) -> None:
     other = {"lam": "0.07", "rho": "0.7", "samples": "16", "n": "16", "recipe": "refined", "biases": "false"}
-    app = opened(tiny_suite_file, page, b="calibrated", task="signs", layer="block 1", picked="1,2", **other)
+    app = opened(tiny_suite_file, page, beside="calibrated", task="signs", layer="block 1", picked="1,2", **other)
     assert not app.exception, app.exception
     assert not app.error, [e.value for e in app.error]
     drawn = shown_and_default(app)
@@ -187,7 +187,7 @@ def test_first_tokens_stand_in_where_answers_take_long(sentences: Path, monkeypa
 
 @pytest.mark.slow
 def test_text_flips_show_both_answers(sentences: Path) -> None:
-    app = opened(sentences, "accuracy", b="calibrated", lam="0.06")  # a model that no other test has scored
+    app = opened(sentences, "accuracy", beside="calibrated", lam="0.06")  # a model that no other test has scored
     button(app, "test split").click().run()
     assert healthy(app)
     assert "wrong answers of merged became right in calibrated" in app.markdown[-1].value
@@ -330,7 +330,7 @@ def test_a_page_shows_the_merge_and_its_repair_unless_the_merge_alone_is_wanted(
 
 
 def test_the_test_split_is_scored_on_demand(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "accuracy", b="calibrated", rho="1.7")  # which no other test has scored
+    app = opened(tiny_suite_file, "accuracy", beside="calibrated", rho="1.7")  # which no other test has scored
     assert headline(app)["Gap closed"][1] == "not measured"
     button(app, "test split").click().run()
     assert healthy(app)
@@ -418,7 +418,7 @@ def test_a_failure_is_a_message(
         raise NumericalError("task 'a': final features are not finite")
 
     monkeypatch.setattr(*step, fail)
-    app = opened(tiny_suite_file, page, b="calibrated")
+    app = opened(tiny_suite_file, page, beside="calibrated")
     assert not app.exception
     assert [error.value for error in app.error] == ["task 'a': final features are not finite"]
 

@@ -48,7 +48,7 @@ def write(app: AppTest, folder: Path) -> AppTest:
 @pytest.mark.parametrize("a", ["merged", pytest.param("ties", marks=pytest.mark.slow)])
 def test_a_checkpoint_is_found_again_in_a_new_visit(a: str, tiny_suite_file: Path, tmp_path: Path, run: Run) -> None:
     """Write, leave, come again: it is in the list, with its scores, and its tensors are the command's."""
-    app = write(opened(tiny_suite_file, "calibrate", a=a, rho="1.5", **FEW), tmp_path / "mine")
+    app = write(opened(tiny_suite_file, "calibrate", merge=a, rho="1.5", **FEW), tmp_path / "mine")
     assert not app.exception
     words = [*shlex.split(export_command(app))[1:-1], str(tmp_path / "command")]
     assert run(*words)[0] == 0

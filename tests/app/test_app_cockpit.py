@@ -125,7 +125,7 @@ def test_found_options_are_taken_over_as_they_were_found(
         return found[0] if found else None
 
     monkeypatch.setattr(jobs, "ensure", ensure)
-    app = opened(tiny_suite_file, "calibrate", a=a, samples="8", lam="0.2")
+    app = opened(tiny_suite_file, "calibrate", merge=a, samples="8", lam="0.2")
     assert healthy(app)
     assert asked == [{"options": {"samples": 8}, **({"model": a} if a == "ties" else {})}]
     command = select_line(str(tiny_suite_file), {"samples": 8}, a)

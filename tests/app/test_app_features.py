@@ -28,7 +28,7 @@ from featcal.session.session import open_session
 from featcal.suite.views import EvaluationSamples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
-BOTH = {"a": "merged", "b": "base"}
+BOTH = {"merge": "merged", "beside": "base"}
 SHOWN = ("expert", "merged", "base")
 SHAPES = ("star", "diamond", "square")
 """Of the models that are shown."""

@@ -156,7 +156,7 @@ def test_lists_of_models_know_scores(tiny_suite_file: Path, tiny: Family) -> Non
     library.keep_study(study)
     st.cache_data.clear()  # of other tests with this suite
     scores = {one.method: one.average.mean for one in study.summaries() if one.average is not None}
-    app = opened(tiny_suite_file, "cosines", a="ties", b="tsv-m", n="8")
+    app = opened(tiny_suite_file, "cosines", merge="ties", beside="tsv-m", n="8")
     merges = [one for one in control(app, "merge").options if " · merge" in one]
     best, worst = sorted(("ties", "tsv-m"), key=lambda name: -scores[name])
     assert merges[:2] == [f"{name} · merge, {percent(scores[name])} %" for name in (best, worst)]

@@ -47,7 +47,7 @@ def hostile_suite(edit_suite: Edit) -> Path:
 
 @pytest.mark.parametrize("page", rows(DRAWN, quick=["accuracy"], slow=DRAWN))
 def test_no_page_draws_the_markup_of_names(hostile_suite: Path, page: str) -> None:
-    app = opened(hostile_suite, page, b="calibrated", over="one task", colour="class", every="true", picked="0,1")
+    app = opened(hostile_suite, page, beside="calibrated", over="one task", colour="class", every="true", picked="0,1")
     if page == "accuracy":
         button(app, "test split").click().run()
     assert not app.error

@@ -115,7 +115,7 @@ def test_what_is_shown_and_written_is_the_calibration_of_the_subject(
 def test_what_cannot_be_calibrated_says_so_and_offers_the_merge(
     tiny_suite_file: Path, a: str, why: str, offered: str
 ) -> None:
-    app = opened(tiny_suite_file, "calibrate", a=a, **FEW)
+    app = opened(tiny_suite_file, "calibrate", merge=a, **FEW)
     assert healthy(app)
     assert [one.value.replace("\\", "").split(":rho")[0] for one in app.info] == [f"{why}: this page calibrates merges."
                                                                                .split(":rho")[0]]  # fmt: skip
@@ -159,7 +159,7 @@ def test_the_merge_on_the_table_is_the_first_that_can_be_calibrated(
 
 
 def test_calibrated_alone_is_of_the_merge_on_the_table_on_every_page(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "cosines", a="ties", b="calibrated", **FEW)
+    app = opened(tiny_suite_file, "cosines", merge="ties", beside="calibrated", **FEW)
     assert healthy(app)
     assert shown_model(app) == "λ 0.05 · ρ 2 · α 0.3 · n 8"
     commands = [word for one in app.code if one.value.startswith("featcal drift") for word in one.value.split()]
@@ -172,7 +172,7 @@ def test_calibrated_alone_is_of_the_merge_on_the_table_on_every_page(tiny_suite_
 @pytest.mark.slow
 def test_another_merge_has_options_and_scores_of_its_own(tiny_suite_file: Path) -> None:
     """Neither preview, ghost, undo nor the last models of one merge are shown with another."""
-    app = opened(tiny_suite_file, "calibrate", a="ties", **FEW)
+    app = opened(tiny_suite_file, "calibrate", merge="ties", **FEW)
     control(app, "rho").set_value(1.5).run()
     assert not button(app, "Undo").disabled
     assert len([one for one in app.button if str(one.key).startswith("chip")]) == 2
@@ -193,7 +193,7 @@ def test_a_long_calibration_of_another_merge_is_a_job_of_that_merge(
     asked: list[tuple[str, Any]] = []
     monkeypatch.setattr(jobs, "is_long", lambda *_: True)
     monkeypatch.setattr(jobs, "ensure", lambda kind, args, *_, **__: asked.append((kind, args.get("model"))))
-    opened(tiny_suite_file, "calibrate", a="ties", samples="7")
+    opened(tiny_suite_file, "calibrate", merge="ties", samples="7")
     assert asked == [("calibrate", "ties")]
 
 
@@ -208,7 +208,7 @@ def test_a_run_is_shown_beside_the_merge_that_it_calibrates(
     runs = {run.model.partition("@")[2]: run for run in History().runs()}
     assert runs[""].id != runs["ties"].id
     assert runs[""].options == runs["ties"].options
-    app = opened(tiny_suite_file, "runs", a="tsv-m", run=runs["ties"].id, against=runs[""].id, **FEW)
+    app = opened(tiny_suite_file, "runs", merge="tsv-m", run=runs["ties"].id, against=runs[""].id, **FEW)
     button(app, "Show it on every page").click().run()
     assert healthy(app)
     assert chosen(app) == ("ties", "calibrated")

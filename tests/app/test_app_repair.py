@@ -197,7 +197,7 @@ def test_the_anchor_alone_stands_beside_the_result(tiny_suite_file: Path) -> Non
                for one in app.caption)  # fmt: skip
     (shown,) = (one for one in app.dataframe if "score, %" in one.value)
     assert json.loads(shown.proto.columns)["score, %"]["type_config"]["format"] == "%.1f"
-    app = opened(tiny_suite_file, "calibrate", rho="1.5", a="ties")
+    app = opened(tiny_suite_file, "calibrate", rho="1.5", merge="ties")
     frame, anchor = table(app, "final drift").set_index("model"), session.measure.features("anchor:rho=1.5@ties", ON)
     assert list(frame.index) == ["ties", "anchor only, rho 1.5", "calibrated"]
     drifts = [task.layers[-1].relative_drift for task in anchor.tasks.values()]

@@ -88,7 +88,7 @@ def test_a_suite_without_test_samples_has_a_report(edit_suite: Edit) -> None:
 
 @pytest.mark.slow
 def test_a_report_is_written_when_it_is_asked_for(tiny_suite_file: Path, offered: Offered) -> None:
-    app = opened(tiny_suite_file, "report", n="8", b="calibrated", rho="1.5", samples="6")
+    app = opened(tiny_suite_file, "report", n="8", beside="calibrated", rho="1.5", samples="6")
     assert healthy(app)
     assert not any(name.startswith("report") for name in offered)
     (line,) = (block.value for block in app.code if block.value.startswith("featcal report"))
@@ -112,7 +112,7 @@ def test_a_report_is_written_when_it_is_asked_for(tiny_suite_file: Path, offered
 
 
 def test_a_model_that_is_none_is_said(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "report", a="calibrated:lamb=1")
+    app = opened(tiny_suite_file, "report", merge="calibrated:lamb=1")
     assert not app.exception
     assert any("lamb" in one.value for one in app.error)
 
@@ -124,7 +124,7 @@ def test_a_report_that_takes_long_is_written_by_a_job(
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path))
     monkeypatch.setattr(app_report, "is_long", lambda *_: True)
     monkeypatch.setattr(jobs, "ensure_manager", lambda _: None)
-    app = opened(tiny_suite_file, "report", n="8", a="base", b="merged")
+    app = opened(tiny_suite_file, "report", n="8", merge="base", beside="merged")
     assert healthy(app)
     button(app, "Start").click().run()
     (job,) = Queue().jobs()

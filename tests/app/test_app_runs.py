@@ -283,7 +283,7 @@ def test_looks_at_the_test_split_are_counted_once_per_session(tiny_suite_file: P
 
     st.cache_resource.clear()  # another test may have scored these models already
     session._open.clear()
-    app = opened(tiny_suite_file, "accuracy", b="calibrated", **FEW)
+    app = opened(tiny_suite_file, "accuracy", beside="calibrated", **FEW)
     assert said(app) == ["Test split evaluated 3 times, on 3 models"]
     button(app, "test split").click().run()
     assert said(app) == ["Test split evaluated 4 times, on 4 models"]
@@ -381,7 +381,7 @@ def test_command_and_python_give_the_points_of_the_page(
     a: str, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = opened(
-        tiny_suite_file, "methods", a=a, layernorms="false", seed="7", rho="1.5", sweep_rho="-1, 1.5", **ONE, **FEW
+        tiny_suite_file, "methods", merge=a, layernorms="false", seed="7", rho="1.5", sweep_rho="-1, 1.5", **ONE, **FEW
     )
     button(app, "Run the sweep").click().run()
     expected = {run.id: run.measured[0].scores for run in History().runs()}
@@ -400,7 +400,7 @@ def test_command_and_python_give_the_points_of_the_page(
 @pytest.mark.usefixtures("jobs_at_once")
 @pytest.mark.parametrize("a", ["merged", "ties"])
 def test_a_sweep_has_the_switches_and_parts_of_the_page(a: str, tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "methods", a=a, biases="false", blocks="block 1", **ONE_LAM, **FEW)
+    app = opened(tiny_suite_file, "methods", merge=a, biases="false", blocks="block 1", **ONE_LAM, **FEW)
     button(app, "Run the sweep").click().run()
     app.run()
     assert healthy(app)

@@ -34,7 +34,7 @@ WHOLE = EvaluationSamples(None, "test")
 
 def scored(suite: Path, **query: str) -> AppTest:
     """The Accuracy page with both models scored."""
-    app = opened(suite, "accuracy", b="calibrated", **query)
+    app = opened(suite, "accuracy", beside="calibrated", **query)
     if any(one.label.endswith("on the test split") for one in app.button):
         button(app, "on the test split").click().run()
     assert healthy(app)
@@ -178,7 +178,9 @@ def test_a_panel_of_text_counts_first_tokens_until_models_answer(tmp_path: Path)
 @pytest.mark.slow
 def test_tokens_of_a_text_stand_in_their_order_by_model_and_part(tmp_path: Path) -> None:
     """The decoder's and the encoder's, words shown as they are; after the head there are none."""
-    app = opened(write_answered(tmp_path / "text"), b="base", tab=TOKENS, sample="2", n="6", layer="decoder block 1")
+    app = opened(
+        write_answered(tmp_path / "text"), beside="base", tab=TOKENS, sample="2", n="6", layer="decoder block 1"
+    )
     assert healthy(app)
     shown = [one.proto.body for one in app.get("html") if 'class="marked-tokens"' in one.proto.body]
     words = [[unescape(word) for word in re.findall(r">([^<]*)</span>", one)] for one in shown]

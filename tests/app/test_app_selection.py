@@ -29,7 +29,7 @@ from featcal.suite.views import EvaluationSamples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]
 PICKED = [2, 5, 7]
-CHOSEN = {"b": "calibrated", "tab": "Decisions", "task": TASKS[1], "picked": ",".join(map(str, PICKED))}
+CHOSEN = {"beside": "calibrated", "tab": "Decisions", "task": TASKS[1], "picked": ",".join(map(str, PICKED))}
 LIT = {
     "cosines": {"a sample"},
     "features": {"expert", "merged", "calibrated"},
@@ -227,7 +227,7 @@ def test_a_slice_becomes_the_selection(tiny_suite_file: Path, page: str) -> None
     assert data.labels is not None
     margin = session.measure.margins(session.resolve("calibrated:samples=64"), on)[TASKS[1]]
     low = sorted(range(len(data)), key=lambda i: float(margin[i]))[: len(data) // 2]
-    app = opened(tiny_suite_file, page, b="calibrated", task=TASKS[1], tab="Decisions")
+    app = opened(tiny_suite_file, page, beside="calibrated", task=TASKS[1], tab="Decisions")
     name = data.class_names[int(data.labels[low[0]])]
     of_class = [i for i in sorted(low) if data.class_names[int(data.labels[i])] == name]
     wrong = [i for i in of_class if found[i] in ("fixed", "both wrong")]

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
+from explanations import EXPLANATIONS
 
-from featcal.system.resources import bundle_root
-
-sys.path.insert(0, str(bundle_root()))
-
-from featcal.figures import text
-
-EXPLANATIONS = {
-    name: value for name, value in vars(text).items() if name.isupper() and isinstance(value, str) and "**" in value
-}
 KATEX = {
     *(
         "alpha",

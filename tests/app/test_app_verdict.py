@@ -71,7 +71,7 @@ def test_one_button_leads_to_what_is_next(tiny_suite_file: Path, monkeypatch: py
 
 @pytest.mark.slow
 def test_another_merge_is_judged_by_its_name(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "verdict", n="8", a="ties:scale=1")
+    app = opened(tiny_suite_file, "verdict", n="8", merge="ties:scale=1")
     assert healthy(app)
     session = open_session(str(tiny_suite_file), resident=True)
     found = diagnose_model(session, "ties:scale=1", EvaluationSamples(8), "calibrated:samples=64@ties:scale=1")
@@ -83,7 +83,7 @@ def test_repair_it_repairs_the_merge_that_was_judged(tiny_suite_file: Path, monk
     monkeypatch.setattr(
         verdict, "judge_numbers", lambda found: replace(sentences.judge_numbers(found), next=sentences.REPAIR)
     )
-    app = opened(tiny_suite_file, "verdict", n="8", samples="6", a="ties:scale=1")
+    app = opened(tiny_suite_file, "verdict", n="8", samples="6", merge="ties:scale=1")
     session = open_session(str(tiny_suite_file), resident=True)
     found = diagnose_model(session, "ties:scale=1", EvaluationSamples(8), "calibrated:samples=6@ties:scale=1")
     assert lines(app)[:-2] == expected(found)[:-2]
@@ -95,7 +95,7 @@ def test_repair_it_repairs_the_merge_that_was_judged(tiny_suite_file: Path, monk
 
 
 def test_a_base_is_not_calibrated(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "verdict", n="8", a="base")
+    app = opened(tiny_suite_file, "verdict", n="8", merge="base")
     assert healthy(app)
     assert not any("Calibrating" in line for line in lines(app))
 

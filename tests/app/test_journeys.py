@@ -65,7 +65,7 @@ def walk(app: AppTest, pages: tuple[str, ...], expected: str, **held: Any) -> No
     "pages", [PAGES, pytest.param(PAGES[::-1], marks=pytest.mark.nightly)], ids=["forwards", "backwards"]
 )
 def test_options_from_a_link_hold_on_every_page(tiny_suite_file: Path, pages: tuple[str, ...]) -> None:
-    app = opened(tiny_suite_file, pages[0], b="calibrated", n="16", task="signs", **OPTIONS)
+    app = opened(tiny_suite_file, pages[0], beside="calibrated", n="16", task="signs", **OPTIONS)
     walk(app, pages, SHOWN, n=16, task="signs")
 
 
@@ -92,7 +92,7 @@ def test_links_from_before_show_the_same_two_models(tiny_suite_file: Path) -> No
         ("ties", "calibrated", "ties"),
         ("calibrated", "ties", "ties"),
     ):
-        app = opened(tiny_suite_file, "cosines", a=a, b=b, n="8", samples="8")
+        app = opened(tiny_suite_file, "cosines", merge=a, beside=b, n="8", samples="8")
         assert healthy(app)
         assert charts(app) == 4
         assert (control(app, "merge").value, control(app, "beside").value) == (merge, "calibrated")
@@ -107,7 +107,7 @@ def test_the_tour_keeps_the_calibrated_model(tiny_suite_file: Path) -> None:
 
 
 def test_a_calibration_that_was_switched_off_stays_off(tiny_suite_file: Path) -> None:
-    app = opened(tiny_suite_file, "features", b="calibrated")
+    app = opened(tiny_suite_file, "features", beside="calibrated")
     control(app, "beside").set_value("nothing").run()
     for page in ("cosines", "drift", "features"):
         assert shown_model(go(app, page)) is None

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]  # streamlit warns a lot
 
-MODELS = {"b": "calibrated", "rho": "1.5", "lam": "0.02", "samples": "6", "n": "8"}
+MODELS = {"beside": "calibrated", "rho": "1.5", "lam": "0.02", "samples": "6", "n": "8"}
 PAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "verdict": ("verdict", {}),
     "drift": ("drift", {}),

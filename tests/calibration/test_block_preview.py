@@ -9,6 +9,7 @@ import pytest
 import torch
 from clip_config import clip_config
 from lanes import rows
+from preview_errors import relative_error
 from tiny_text import write_text_suite
 
 from featcal.calibration.block_preview import Preview, build_preview
@@ -51,7 +52,7 @@ def layer_drift(session: Session, config: CalibrationConfig, layer: str) -> dict
 def test_with_the_same_options_it_is_the_exact_run(own: Session, layer: str, config: CalibrationConfig) -> None:
     found = own.fit.preview(config, layer, FEW).solve(config)
     exact = own.fit.calibrate(config).weights
-    assert found.relative_error(exact) < 1e-10
+    assert relative_error(found, exact) < 1e-10
     for name, tensor in exact.read(found.tensors).items():
         torch.testing.assert_close(found.tensors[name], tensor, rtol=1e-6, atol=1e-8)
     assert found.drift == pytest.approx(layer_drift(own, config, layer), rel=1e-9)
@@ -61,10 +62,9 @@ def test_another_merge_is_previewed_as_it_is_calibrated(own: Session) -> None:
     """Its own tensors are the anchor, and what stands in front of the block."""
     model = own.resolve(CONFIG, "ties")
     found, exact = own.fit.preview(model, "block 1", FEW).solve(CONFIG), own.fit.calibrate(model).weights
-    assert found.relative_error(exact) < 1e-10
-    assert own.fit.preview(model, "block 0", FEW).solve(OTHER).relative_error(
-        own.fit.calibrate(own.resolve(OTHER, "ties")).weights
-    ) < 0.5 * found.relative_error(own.fit.calibrate(CONFIG).weights)
+    assert relative_error(found, exact) < 1e-10
+    first, others = own.fit.preview(model, "block 0", FEW).solve(OTHER), own.fit.calibrate(own.resolve(OTHER, "ties"))
+    assert relative_error(first, others.weights) < 0.5 * relative_error(found, own.fit.calibrate(CONFIG).weights)
 
 
 def test_of_the_first_pieces_any_options_are_exact(own: Session) -> None:
@@ -79,34 +79,34 @@ def test_of_the_first_pieces_any_options_are_exact(own: Session) -> None:
         for tensor, whole in tensors.items():
             torch.testing.assert_close(found.tensors[tensor], whole, rtol=1e-6, atol=1e-7)
             assert not torch.allclose(found.tensors[tensor], before.read([tensor])[tensor], rtol=1e-3)
-    assert found.relative_error(exact) > 1e-4
-    assert found.relative_error(exact) < found.relative_error(before)
+    assert relative_error(found, exact) > 1e-4
+    assert relative_error(found, exact) < relative_error(found, before)
 
 
 def test_of_the_first_block_any_options_are_exact(own: Session) -> None:
     for config in (OTHER, replace(CONFIG, alpha=0.0), replace(CONFIG, alpha=1.0, lam=1e-6)):
         found = own.fit.preview(CONFIG, "block 0", FEW).solve(config)
-        assert found.relative_error(own.fit.calibrate(config).weights) < 1e-6
+        assert relative_error(found, own.fit.calibrate(config).weights) < 1e-6
         assert found.drift == pytest.approx(layer_drift(own, config, "block 0"), rel=1e-6)
-        assert found.relative_error(own.fit.calibrate(CONFIG).weights) > 1e-3
+        assert relative_error(found, own.fit.calibrate(CONFIG).weights) > 1e-3
 
 
 def test_of_later_blocks_it_is_not(own: Session) -> None:
     """It keeps what is in front; an exact run with that in front would find the very same."""
     found = own.fit.preview(CONFIG, "block 2", FEW).solve(OTHER)
-    assert found.relative_error(own.fit.calibrate(OTHER).weights) > 1e-3
+    assert relative_error(found, own.fit.calibrate(OTHER).weights) > 1e-3
     frozen = replace(CONFIG, blocks=("block 0", "block 1"))
     family = replace(own.family, merged=own.fit.calibrate(frozen).weights)
     # the anchor is of what is merged there; the last block is as merged in both
     last = Session(family).fit.calibrate(replace(OTHER, blocks=("block 2",)))
-    assert found.relative_error(last.weights) < 1e-9
+    assert relative_error(found, last.weights) < 1e-9
 
 
 def test_in_float32_it_differs_by_rounding(tiny: Family) -> None:
     session = Session(tiny)
     for layer in LAYERS:
         found = session.fit.preview(CONFIG, layer, FEW).solve(CONFIG)
-        assert found.relative_error(session.fit.calibrate(CONFIG).weights) < 5e-5
+        assert relative_error(found, session.fit.calibrate(CONFIG).weights) < 5e-5
         assert {tensor.dtype for tensor in found.tensors.values()} == {torch.float32}
 
 
@@ -118,7 +118,7 @@ def test_options_may_be_left_open(own: Session) -> None:
     preview = build_preview(run, asked, own.fit.calibrate(exact).weights, "block 1", passes, passes)
     assert preview.config == exact
     assert preview.solve(replace(asked, tasks=tuple(own.tasks))).config == exact
-    assert preview.solve(asked).relative_error(own.fit.calibrate(exact).weights) < 1e-10
+    assert relative_error(preview.solve(asked), own.fit.calibrate(exact).weights) < 1e-10
     with pytest.raises(InputError, match="no 'block 7'"):
         preview.solve(replace(asked, blocks=("block 7",)))
 
@@ -143,7 +143,7 @@ def test_an_encoder_decoder_has_previews_too(layer: str, config: CalibrationConf
     session = Session(open_family(load_suite(write_text_suite(tmp_path, "t5")), "cpu"))
     config = replace(config, lam=0.05, alpha=0.6, samples=6, rmsnorms=True)
     found = session.fit.preview(config, layer, FEW).solve(config)
-    assert found.relative_error(session.fit.calibrate(config).weights) < 5e-5
+    assert relative_error(found, session.fit.calibrate(config).weights) < 5e-5
     assert found.drift == pytest.approx(layer_drift(session, config, layer), rel=1e-4)
 
 
@@ -182,4 +182,4 @@ def test_one_is_kept_and_counted(tiny64: Family) -> None:
     assert isinstance(first, Preview)
     assert nbytes(first) > grams
     first.solve(OTHER)
-    assert first.solve(CONFIG).relative_error(session.fit.calibrate(CONFIG).weights) < 1e-10  # a solve uses nothing up
+    assert relative_error(first.solve(CONFIG), session.fit.calibrate(CONFIG).weights) < 1e-10  # a solve uses nothing up

@@ -13,6 +13,7 @@ import tiny_decoders
 import tiny_encoders
 import torch
 from lanes import rows
+from preview_errors import relative_error
 from tiny_clip import write_suite
 from tiny_text import text_suite
 from torch import Tensor
@@ -125,4 +126,4 @@ def test_every_way_to_calibrate_gives_the_same_tensors(
         layer = dice.choice(config.blocks or family.adapter.block_layers()[-1:])
         preview = session.fit.preview(config, layer).solve(config)
         dtype = next(iter(preview.tensors.values())).dtype
-        assert preview.relative_error(exact) < NEAR[dtype], (layer, config)
+        assert relative_error(preview, exact) < NEAR[dtype], (layer, config)

@@ -11,14 +11,14 @@ import torch
 import yaml
 from clip_config import clip_config
 from lanes import rows
-from library_references import Reference, assert_calibrated_alike, calibration_samples
+from library_references import Reference, assert_calibrated_alike, calibrate_reference, calibration_samples
 from safetensors.torch import load_file
 from tiny_clip import BLOCKS, TASKS, in_float64, write_expert, write_suite
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPVisionModelWithProjection
 
 from featcal import load_suite, open_family
-from featcal.testing.reference import Piece, ReferenceOptions, Sample, calibrate_reference, refine
+from featcal.testing.reference import Piece, ReferenceOptions, Sample, refine
 
 NAMES = [f"vision_model.encoder.layers.{i}" for i in range(BLOCKS)]
 CONFIG = clip_config(samples=12, batch_size=5)

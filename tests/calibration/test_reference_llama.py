@@ -16,6 +16,7 @@ from library_references import (
     assert_drift_alike,
     assert_excesses_alike,
     assert_relative_drift_alike,
+    calibrate_reference,
     calibration_samples,
     text_reference,
 )
@@ -24,7 +25,7 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from featcal import CalibrationConfig
-from featcal.testing.reference import Piece, ReferenceOptions, Sample, calibrate_reference, every_token, refine
+from featcal.testing.reference import Piece, ReferenceOptions, Sample, every_token, refine
 
 BLOCKS = [f"model.layers.{i}" for i in range(3)]
 STATES = {

@@ -15,6 +15,7 @@ from library_references import (
     assert_drift_alike,
     assert_excesses_alike,
     assert_relative_drift_alike,
+    calibrate_reference,
     calibration_samples,
     text_reference,
 )
@@ -22,7 +23,7 @@ from transformers import T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from featcal import CalibrationConfig
-from featcal.testing.reference import Piece, ReferenceOptions, calibrate_reference, refine
+from featcal.testing.reference import Piece, ReferenceOptions, refine
 
 BLOCKS = [f"{stack}.block.{i}" for stack in ("encoder", "decoder") for i in range(2)]
 ENCODED = ("encoder.final_layer_norm", "out")

@@ -2,17 +2,18 @@
 
 import os
 import sys
+from pathlib import Path
 
 from streamlit import runtime
 
 if runtime.exists():
     import streamlit as st
 
-    from featcal.figures import text
+    sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
+    from explanations import EXPLANATIONS
 
-    for name, words in vars(text).items():
-        if name.isupper() and isinstance(words, str) and "**" in words:
-            st.markdown(words)
+    for words in EXPLANATIONS.values():
+        st.markdown(words)
 elif __name__ == "__main__":
     options = [
         "--server.port",

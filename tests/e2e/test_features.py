@@ -12,7 +12,7 @@ import pytest
 from e2e.visitor import QUICK_LINK, Visitor
 
 pytestmark = pytest.mark.e2e
-LINK = f"/features?{QUICK_LINK}&b=calibrated&map=PCA"
+LINK = f"/features?{QUICK_LINK}&beside=calibrated&map=PCA"
 ON_SCREEN = """place => {
   const plot = place.querySelector('.js-plotly-plot'), box = plot.getBoundingClientRect();
   const {xaxis: x, yaxis: y} = plot._fullLayout;

@@ -44,7 +44,6 @@ def points(found: Document) -> list[Document]:
 FROM_DOCUMENT: dict[str, Callable[[Document], Any]] = {
     "drift": of_tasks(lambda one: one["layers"]),
     "attribution": of_tasks(lambda one: one["layers"]),
-    "growth": of_tasks(lambda one: one["layers"]),
     "cosines": of_tasks(lambda one: one["final"]["cosine"]),
     "samples": of_tasks(lambda one: one["per_sample"]),
     "decisions": of_tasks(lambda one: one["output"]),
@@ -82,7 +81,7 @@ def with_lists(frame: Any) -> Any:
 
 
 FROM_PYTHON: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("drift", "attribution", "growth"), rows),
+    **dict.fromkeys(("drift", "attribution"), rows),
     "decisions": lambda found: {task: one["output"] for task, one in found.items()},
     "gains": lambda found: {task: (one["final"], one["output"]) for task, one in found.items()},
     "answer gains": lambda found: {task: one["final"] for task, one in found.items()},
@@ -140,11 +139,11 @@ def test_command_and_python_say_the_same(what: str, tiny_suite_file: Path) -> No
 
 
 def test_options_are_said(tiny_suite_file: Path) -> None:
-    measured = ChartSource("growth", str(tiny_suite_file), ("merged",), ON, tokens="class", sublayers=True)
+    measured = ChartSource("drift", str(tiny_suite_file), ("merged",), ON, tokens="class", sublayers=True)
     (line,) = command_lines(measured)
     assert "--tokens class --sublayers --eval-samples 5 --split validation --seed 3" in line
     (again,) = printed(python_lines(measured)).values()
-    of_document = FROM_DOCUMENT["growth"](document(line))
+    of_document = FROM_DOCUMENT["drift"](document(line))
     assert same(of_document, rows(again))
     assert [row["layer"] for row in of_document["pets"]].count("block 0 attention") == 1
 

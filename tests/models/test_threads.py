@@ -139,7 +139,7 @@ def test_a_run_that_fails_to_begin_leaves_no_trace(monkeypatch: pytest.MonkeyPat
 
 
 def test_float32_products_are_left_to_mkl_on_intel(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not torch._C.has_mkl:
+    if not torch.backends.mkl.is_available():
         pytest.skip("this torch has no MKL")
     monkeypatch.setattr("featcal.models.compute.is_intel", lambda: True)
     assert _takes_onednn.__wrapped__() is False
@@ -147,7 +147,7 @@ def test_float32_products_are_left_to_mkl_on_intel(monkeypatch: pytest.MonkeyPat
     asked = []
     monkeypatch.setattr("featcal.models.compute._replace", lambda before, *setting: asked.append(setting))
     _takes_onednn.__wrapped__()
-    assert asked == [("mkldnn", "matmul", "bf16")]
+    assert asked == [(torch.backends.mkldnn.matmul, torch.backends.mkldnn, "bf16")]
 
 
 def test_two_threads_differentiate_through_attention_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,23 @@
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny_encoders import ROWS, tiny_encoder
 from torch import Tensor, nn
-from transformers import ElectraConfig, ElectraForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    ElectraConfig,
+    ElectraForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_outputs import CausalLMOutput
 
 from featcal import DecoderFacts, DecoderPart, InputError
@@ -125,3 +134,24 @@ def test_the_row_of_the_page_is_true() -> None:
         num_attention_heads=2, max_position_embeddings=32,
     )  # fmt: skip
     assert check_adapter(ElectraForSequenceClassification(config), row["facts"])["repair"]["drift"] < 1
+
+
+class OwnEncoderConfig(ModernBertConfig):
+    model_type = "own-encoder"
+
+
+class OwnEncoder(ModernBertForSequenceClassification):
+    """An encoder whose classes are not in transformers, with a head of several modules."""
+
+    config_class = OwnEncoderConfig
+    base_model_prefix = ""  # `base_model` is the whole model
+
+
+@pytest.mark.slow
+def test_an_encoder_of_ones_own_with_a_head_of_modules() -> None:
+    config = OwnEncoderConfig(**tiny_encoder(ROWS["modernbert"]).config.to_dict() | {"model_type": "own-encoder"})
+    facts = replace(ROWS["modernbert"], model_type="own-encoder", config=OwnEncoderConfig, model=OwnEncoder)
+    assert check_adapter(OwnEncoder(config), facts)["repair"]["outputs"] < 1e-5
+    linear = replace(facts, head=(), classifier=("head.dense", "classifier"))
+    with pytest.raises(AssertionError, match="the facts do not describe the head, 1 of 1 by more"):
+        check_adapter(OwnEncoder(config), linear)

@@ -33,7 +33,26 @@ class FitInputs:
 
 @dataclass(frozen=True)
 class Baseline(Method):
-    """A method other than calibration."""
+    """A method other than calibration.
+
+    >>> import featcal, torch
+    >>> from dataclasses import dataclass
+    >>> from featcal.formats.weights import Overlay
+    >>> @featcal.register_method("half-way", "between the base and the merged model")
+    ... @dataclass(frozen=True)
+    ... class HalfWay(featcal.Baseline):
+    ...     share: float = featcal.option(0.5, "share of the merge's change", least=0, most=1)
+    ...     def make(self, given):
+    ...         base, merged = (one.read(given.run.adapter.tower) for one in (given.family.base, given.family.merged))
+    ...         moved = {name: torch.lerp(base[name], merged[name], self.share) for name in base}
+    ...         return Overlay("half-way", given.family.merged, moved), {}
+    >>> session = featcal.open_session("lm-mini")
+    >>> for model in ("base", "half-way", "merged"):
+    ...     print(model, round(featcal.measure_drift(session, model, samples=8).macro_cosine, 2))
+    base 0.76
+    half-way 0.81
+    merged 0.86
+    """
 
     role: ClassVar[str] = BASELINE
 

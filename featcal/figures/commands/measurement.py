@@ -38,7 +38,6 @@ _UMAP = (
 _KINDS = {
     "drift": Kind("drift", (), (), _LAYERS, "ledger.to_frame()"),
     "attribution": Kind("drift", ("--attribution",), ("attribution",), _LAYERS, "ledger.to_frame()"),
-    "growth": Kind("drift", (), (), _LAYERS, "ledger.to_frame()"),
     "cosines": Kind(
         "drift",
         (),

@@ -13,7 +13,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DecoderPart:
-    """One residual part of a block: state + post_norm(module(norm(state))), or joined(module(norm(state)), state)."""
+    """One residual part of a block: state + post_norm(module(norm(state))), or joined(module(norm(state)), state).
+
+    >>> import featcal
+    >>> mlp = featcal.DecoderPart("mlp", "feed_forward", norm="ffn_norm")
+    >>> mlp.name, mlp.module, mlp.norm
+    ('mlp', 'feed_forward', 'ffn_norm')
+    """
 
     name: str
     """Name in tables: "attention" or "mlp"."""
@@ -35,6 +41,11 @@ class ExpertFacts:
 
     The library holds their weights as `gate_up_proj` `[experts, 2 inner, width]` and `down_proj`
     `[experts, width, inner]`.
+
+    >>> import featcal
+    >>> experts = featcal.ExpertFacts("feed.experts", maps=("gate", "up", "down"), router="feed.router")
+    >>> experts.module, experts.chosen
+    ('feed.experts', 'num_experts_per_tok')
     """
 
     module: str = "mlp.experts"
@@ -67,7 +78,13 @@ GATED = ("mlp.gate_proj", "mlp.up_proj")
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderFacts:
-    """One decoder-only architecture of transformers, or a user's own in its manner."""
+    """One decoder-only architecture of transformers, or a user's own in its manner.
+
+    >>> import featcal
+    >>> facts = featcal.DecoderFacts(model_type="my-llama", config="LlamaConfig", model="LlamaForCausalLM")
+    >>> [part.module for part in facts.parts], facts.defaults
+    (['self_attn', 'mlp'], {'lam': 1e-05, 'rho': 0.5, 'alpha': 0.15})
+    """
 
     model_type: str
     """`model_type` in `config.json`."""

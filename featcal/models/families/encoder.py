@@ -204,12 +204,16 @@ class Encoder(Adapter):
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
-        loaded = load_complete(getattr(transformers, self.loader(read_config(folder, "written model"))), folder)
+        config = read_config(folder, "written model")
+        # A class of one's own is not in transformers, and its `base_model` need not be the stack.
+        is_own = self.model_class.__name__ in (config.get("architectures") or ())
+        loaded = load_complete(self.model_class if is_own else getattr(transformers, self.loader(config)), folder)
         with torch.no_grad():
             if self.facts.pooler:
                 made: Tensor = getattr(loaded, self.facts.stored_stack, loaded)(**inputs).pooler_output
                 return made
-            last = loaded.base_model(**inputs).last_hidden_state
+            stack = loaded.get_submodule(self.facts.stack) if is_own else loaded.base_model
+            last = stack(**inputs).last_hidden_state
         return pool_states(last, self.facts.pooling, inputs.get("attention_mask"))
 
     def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:

@@ -23,7 +23,30 @@ VISION_DEFAULTS: Mapping[str, Any] = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFacts:
-    """One encoder of transformers whose head classifies, or a user's own in its manner."""
+    """One encoder of transformers whose head classifies, or a user's own in its manner.
+
+    >>> import featcal
+    >>> facts = featcal.EncoderFacts(
+    ...     model_type="my-modernbert",
+    ...     config="ModernBertConfig",
+    ...     model="ModernBertForSequenceClassification",
+    ...     modality="text",
+    ...     stack="model",
+    ...     blocks="layers",
+    ...     parts=(
+    ...         featcal.DecoderPart("attention", "attn", norm="attn_norm"),
+    ...         featcal.DecoderPart("mlp", "mlp", norm="mlp_norm"),
+    ...     ),
+    ...     shared=(),
+    ...     keys=("attn.Wqkv",),
+    ...     norm="final_norm",
+    ...     table="embeddings.tok_embeddings",
+    ...     head=("head", "classifier"),
+    ...     classifier=("classifier",),
+    ... )
+    >>> facts.pooling, facts.defaults
+    ('first', {'lam': 1e-05, 'rho': 2.0, 'alpha': 0.6})
+    """
 
     model_type: str
     """`model_type` in `config.json`."""

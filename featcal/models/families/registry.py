@@ -177,6 +177,15 @@ def register_decoder(facts: DecoderFacts) -> None:
 
     Raises:
         InputError: an adapter of featcal's own has this `model_type`.
+
+    >>> import featcal
+    >>> facts = featcal.DecoderFacts(model_type="my-llama", config="LlamaConfig", model="LlamaForCausalLM")
+    >>> featcal.register_decoder(facts)
+    >>> try:
+    ...     featcal.register_decoder(featcal.DecoderFacts(model_type="t5", config="T5Config", model="T5Model"))
+    ... except featcal.InputError as error:
+    ...     print(error)
+    't5' is an architecture of featcal's own; register another model_type
     """
     _register(facts)
 
@@ -186,6 +195,17 @@ def register_encoder(facts: EncoderFacts) -> None:
 
     Raises:
         InputError: an adapter of featcal's own has this `model_type`.
+
+    >>> import featcal
+    >>> from dataclasses import replace
+    >>> from featcal.models.families.encoder_facts import ENCODERS
+    >>> bert = next(facts for facts in ENCODERS if facts.model_type == "bert")
+    >>> featcal.register_encoder(replace(bert, model_type="my-bert"))
+    >>> try:
+    ...     featcal.register_encoder(bert)
+    ... except featcal.InputError as error:
+    ...     print(error)
+    'bert' is an architecture of featcal's own; register another model_type
     """
     _register(facts)
 

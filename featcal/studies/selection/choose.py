@@ -63,6 +63,13 @@ def select(
         InputError: a start is not a merge, minutes are not above 0, the cache folder cannot be used, or models or
             samples are not usable.
         NumericalError: no candidate could be scored.
+
+    >>> import featcal
+    >>> chosen = featcal.select(featcal.load_suite("lm-mini"), featcal.CalibrationConfig(samples=4))
+    >>> print(chosen.notes[0].partition(": ")[2])
+    too few to tell; the default is kept
+    >>> chosen.config.recipe
+    'informed'
     """
     session = ensure_session(suite, device)
     family, merges = session.family, merges_to_try(minutes)

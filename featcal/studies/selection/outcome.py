@@ -73,7 +73,13 @@ class SelectionVerdict:
 
 @dataclass(frozen=True)
 class Selection(Drawable):
-    """A choice, with its evidence."""
+    """A choice, with its evidence.
+
+    >>> import featcal
+    >>> chosen = featcal.select(featcal.open_session("lm-mini"), featcal.CalibrationConfig(samples=4))
+    >>> chosen.start, chosen.config.recipe, chosen.notes[0].partition(": ")[2]
+    ('merged', 'informed', 'too few to tell; the default is kept')
+    """
 
     family: Family
     default: CalibrationConfig
