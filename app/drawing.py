@@ -1,0 +1,61 @@
+"""Draw figures on pages, in one look for both themes, and only once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+LOOK: dict[str, Any] = {
+    # Streamlit hands plotly every figure twice, as two objects of the same content. With a revision that stays, no
+    # template and lists in place of packed arrays, plotly finds nothing to draw the second time. Another content is
+    # another element, which is drawn anew.
+    "datarevision": 1,
+    "font": {"family": "Source Sans, sans-serif", "size": 12},
+    # Legible on either ground; texts beside the points get the page's colour from style.css.
+    "hoverlabel": {"namelength": -1, "bgcolor": "#1F242C", "bordercolor": "#3A404B", "font": {"color": "#E8EAED"}},
+}
+"""Layout of every chart on a page."""
+
+
+def draw_figure(
+    figure: go.Figure,
+    key: str,
+    alt: str,
+    config: Mapping[str, Any],
+    place: DeltaGenerator | None = None,
+    on_select: Callable[[str], None] | None = None,
+    selection: Sequence[str] = ("points",),
+) -> DeltaGenerator:
+    """Draw a figure and return its place.
+
+    Args:
+        on_select: called with the key when something of the `selection` was clicked or drawn around.
+    """
+    figure = go.Figure([_write_as_lists(trace.to_plotly_json()) for trace in figure.data], figure.layout)
+    layout = figure.update_layout(LOOK, overwrite=True).layout
+    layout.pop("template", None)
+    clicked: Any = "ignore"
+    if on_select is not None:
+        # Streamlit would set these itself, once the chart is drawn without them.
+        drag = layout.dragmode or "pan"
+        click = "event+select" if drag == "pan" else "event"
+        figure.update_layout(dragmode=drag, hovermode="closest", clickmode=click)
+        # A callback runs before the page is drawn again, so every panel has the new choice at once.
+        clicked = partial(on_select, key)
+    drawn: Any = (place or st).plotly_chart(
+        figure, key=key, alt=alt, config={**config}, theme=None, on_select=clicked, selection_mode=selection
+    )
+    return drawn  # type: ignore[no-any-return]
+
+
+def _write_as_lists(part: Any) -> Any:
+    """Return a part of a trace with lists in place of arrays, at any depth."""
+    if isinstance(part, dict):
+        return {name: _write_as_lists(one) for name, one in part.items()}
+    return part.tolist() if isinstance(part, np.ndarray) else part
