@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,10 @@ def draw_figure(
     Args:
         on_select: called with the key when something of the `selection` was clicked or drawn around.
     """
-    figure = go.Figure([_write_as_lists(trace.to_plotly_json()) for trace in figure.data], figure.layout)
+    for trace in figure.data:
+        for name, values in _find_arrays(trace.to_plotly_json()):
+            trace[name] = None  # plotly keeps an array in place of a list that equals it
+            trace[name] = values.tolist()
     layout = figure.update_layout(LOOK, overwrite=True).layout
     layout.pop("template", None)
     clicked: Any = "ignore"
@@ -54,8 +57,10 @@ def draw_figure(
     return drawn  # type: ignore[no-any-return]
 
 
-def _write_as_lists(part: Any) -> Any:
-    """Return a part of a trace with lists in place of arrays, at any depth."""
-    if isinstance(part, dict):
-        return {name: _write_as_lists(one) for name, one in part.items()}
-    return part.tolist() if isinstance(part, np.ndarray) else part
+def _find_arrays(part: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the arrays of a trace by their names, as "x" and "marker.color"."""
+    for name, one in part.items():
+        if isinstance(one, dict):
+            yield from _find_arrays(one, f"{inside}{name}.")
+        elif isinstance(one, np.ndarray):
+            yield inside + name, one
