@@ -43,6 +43,7 @@ def draw_figure(
             trace[name] = values.tolist()
     layout = figure.update_layout(LOOK, overwrite=True).layout
     layout.pop("template", None)
+    layout.margin.pad = 4
     clicked: Any = "ignore"
     if on_select is not None:
         # Streamlit would set these itself, once the chart is drawn without them.
