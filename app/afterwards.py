@@ -26,20 +26,17 @@ export default function ({ data, setTriggerValue }) {
 
 
 @st.fragment
-def draw_later(key: str, version: str, meanwhile: str, draw: Callable[[], None]) -> None:
+def draw_later(key: str, version: str, draw: Callable[[], None]) -> None:
     """Draw a part of a page after all others, in a separate run that any control of the page interrupts.
 
     Args:
         key: of the part.
         version: of its content; a version that was drawn before is drawn with the page.
-        meanwhile: a sentence to show until then.
     """
     drawn = f"version of {key}"
     asks = st.session_state.get(drawn) != version
     answered = partial(st.session_state.update, {drawn: version})
     # The component lives in the browser: it alone knows when the script has stopped running.
     _asking(key=f"{key}-later", data={"asks": asks, "version": version}, on_idle_change=answered, height=1)
-    if asks:
-        st.caption(meanwhile)
-    else:
+    if not asks:
         draw()

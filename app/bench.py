@@ -192,23 +192,25 @@ def _draw_tabs(
 ) -> None:
     """Draw the tabs with rarely used parts."""
     model = [*compared.models.values()][1]
-    with st.expander(
-        "More views: where it helps, the anchor alone, other draws, conditioning", icon=":material/zoom_in:"
-    ):
-        where, anchor, seeds, solves = st.tabs(
-            ["Where does it help?", "The anchor alone", "Draw of samples", "Conditioning"], key="more-of-it"
-        )
-    with where:
-        repair.where_it_helps(session, compared, features, on)
-    with anchor:
-        # Nobody waits for these, so the browser asks for them once the exact charts stand.
-        afterwards.draw_later(
-            "the rest",
-            repr((state.suite_reference(), compared, previewed.layer, on)),
-            "The anchor alone is being measured …",
-            partial(repair.rest, session, compared, features, on, previewed.layer),
-        )
-    with seeds:
-        repair.show_spread(session, model, on)
-    with solves:
-        repair.show_conditioning(session, model)
+    title = "More views: where it helps, the anchor alone, other draws, conditioning"
+    # Folded, it costs nothing: what is in it is made when it is opened, by hand or by a link to something in it.
+    asked = any(getattr(state.selection(), name) for name in ("booked", "spread", "conditioning"))
+    fold = st.expander(title, asked, key="more-views", icon=":material/zoom_in:", on_change="rerun")
+    if fold.open:
+        with fold:
+            names = ["Where does it help?", "The anchor alone", "Draw of samples", "Conditioning"]
+            where, anchor, seeds, solves = st.tabs(names, key="more-of-it")
+        with where:
+            repair.where_it_helps(session, compared, features, on)
+        with anchor:
+            repair.anchor_only(session, compared, features, on)
+        with seeds:
+            repair.show_spread(session, model, on)
+        with solves:
+            repair.show_conditioning(session, model)
+    # Nobody waits for this, so the browser asks for it once the exact charts stand.
+    afterwards.draw_later(
+        "the next preview",
+        repr((state.suite_reference(), compared, previewed.layer, on)),
+        partial(repair.keep_block_preview, previewed.layer, session, model, on),
+    )

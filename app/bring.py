@@ -41,6 +41,7 @@ HELP = {
     "test": "The same for the samples of the final report.",
     "input": "For text: a template over the columns, such as Is '{sentence}' positive?",
     "target": "For text: the template of the right answer, such as {answer}.",
+    "conversation": "For chat: the column with the turns, such as messages, in place of input and target.",
 }
 
 

@@ -171,14 +171,9 @@ def every_task_section(shown: ComparedFeatures, origin: Origin) -> None:
         units = f"coordinates; every task has a {axes} map of its own"
         kind = "small maps" if axes == "PCA" else "small UMAPs"
         numbers = Numbers(f"maps of all tasks {shown.layer}", rows, units, origin, kind=kind, layer=shown.layer)
-        st.plotly_chart(
-            cloud_charts.small_maps(points, dots, shown.task),
-            key=_SMALL,
-            on_select=partial(_pick_task, shown.session.tasks),
-            selection_mode="points",
-            config=view.plotly(numbers.name),
-            alt=f"Small {axes} maps of every task's features of {', '.join(shown.models)}, {shown.layer}",
-        )
+        alt = f"Small {axes} maps of every task's features of {', '.join(shown.models)}, {shown.layer}"
+        figure = cloud_charts.small_maps(points, dots, shown.task)
+        view.picture(figure, _SMALL, alt, numbers.name, on_select=partial(_pick_task, shown.session.tasks))
         if axes != wanted:
             _offer_again(job, shown.forget_umaps, "small-umaps-again")
         trust_text = ", ".join(f"{plain(task)} {one:.3f}" for task, one in trust.items() if not np.isnan(one))
@@ -316,8 +311,8 @@ def distance_section(features: Mapping[str, Tensor], origin: Origin, layer: str)
     )
 
 
-def _pick_task(tasks: Sequence[str]) -> None:
-    points = [one for one in st.session_state[_SMALL].selection.points if one.get("customdata")]
+def _pick_task(tasks: Sequence[str], key: str) -> None:
+    points = [one for one in st.session_state[key].selection.points if one.get("customdata")]
     if points:
         state.look_at(task=tasks[int(points[0]["customdata"][0])], picked=picking.ids_of(points[:1]), picked_of=None)
 

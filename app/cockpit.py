@@ -75,12 +75,9 @@ def preview_chart(
     shown: list[_Drawn] = st.session_state.get(_SHOWN, [])
     if not shown or (shown[-1].of, shown[-1].config) != (_drawing_key(on, of), config):
         return None
-    return place.plotly_chart(
-        charts.compare_drift(shown[-1].drifts, preview=(layer, drift)).update_layout(height=HEIGHT),
-        key="previewed",
-        alt=f"Drift per layer of the last result, and the preview of {layer}: {drift:.3f}",
-        config=view.plotly("preview"),
-    )
+    figure = charts.compare_drift(shown[-1].drifts, preview=(layer, drift)).update_layout(height=HEIGHT)
+    alt = f"Drift per layer of the last result, and the preview of {layer}: {drift:.3f}"
+    return view.picture(figure, "previewed", alt, "preview", place)
 
 
 def drift_chart(

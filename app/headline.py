@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -34,6 +34,8 @@ class _Headline:
     models: Mapping[str, ModelRef]
     on: EvaluationSamples
     scored_on: EvaluationSamples
+    kept: Sequence[Card] = ()
+    """Cards of an earlier start with the same files, models and samples."""
 
     @property
     def key(self) -> Hashable:
@@ -75,6 +77,15 @@ def begin_headline(
         cards.draw_cards(_make_cards(now))
 
 
+def show_kept(kept: Sequence[Card]) -> None:
+    """Show the cards that an earlier start measured for this page."""
+    now: _Headline | None = st.session_state.get(_NOW)
+    assert now is not None
+    st.session_state[_NOW] = replace(now, kept=kept)
+    with now.place.container():
+        cards.draw_cards(kept)
+
+
 def finish_headline() -> None:
     """Redraw the headline with the page's measurements, and a button for missing ones."""
     now: _Headline | None = st.session_state.get(_NOW)
@@ -110,6 +121,8 @@ def _is_repair_left_out(now: _Headline) -> bool:
 
 
 def _make_cards(now: _Headline) -> list[Card]:
+    if now.kept:
+        return [*now.kept]
     measure = now.session.measure
     scores = [found for model in now.models.values() if (found := now.find_scores(model)) is not None]
     whole = len(scores) == len(now.models)

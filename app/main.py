@@ -63,7 +63,7 @@ tools, corner = (top.container(horizontal=True, width="content") for _ in range(
 
 def draw_first_page() -> None:
     """Draw the first page from its cache for the current files, while torch is loading."""
-    from app import cards, first_page
+    from app import cards, drawing, first_page
 
     kept = first_page.read_kept()
     asked = {**st.query_params}
@@ -75,7 +75,8 @@ def draw_first_page() -> None:
     first_page.write_verdict_lines(kept.verdict)
     figures = first_page.figures(kept)
     for number, (column, figure) in enumerate(zip(st.columns(2), figures, strict=True)):
-        column.plotly_chart(figure, key=f"first-chart-{number}", alt="The charts below, as they were measured before")
+        alt = "The charts below, as they were measured before"
+        drawing.draw_figure(figure, f"first-chart-{number}", alt, {}, column)
 
 
 opening = st.empty()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from app import samples, view
+from app import drawing, samples, view
 from app.selection import MOST_PICKED
 from featcal.figures.sample_charts import Dots, hover_texts
 from featcal.session.model_ref import ModelRef
@@ -56,15 +55,8 @@ def scatter(figure: go.Figure, key: str, alt: str, name: str, *, zoom: bool = Fa
         name: of the picture that its camera writes.
         zoom: the wheel zooms.
     """
-    st.plotly_chart(
-        figure,
-        key=key,
-        # A callback runs before the page is drawn again, so every chart has the new selection at once.
-        on_select=partial(_pick, key),
-        selection_mode=("points", "box", "lasso"),
-        config={**view.plotly(name), "scrollZoom": zoom, "modeBarButtons": TOOLS},
-        alt=alt,
-    )
+    config = {**view.plotly(name), "scrollZoom": zoom, "modeBarButtons": TOOLS}
+    drawing.draw_figure(figure, key, alt, config, on_select=_pick, selection=("points", "box", "lasso"))
 
 
 def ids_of(points: Sequence[Mapping[str, object]]) -> tuple[int, ...]:

@@ -86,15 +86,6 @@ def confirm(shown: Previewed, session: Session, model: ModelRef, words: DeltaGen
     (shown.words or words).caption(how)
 
 
-def rest(
-    session: Session, compared: Compared, features: Mapping[str, Features], on: EvaluationSamples, layer: str
-) -> None:
-    """Draw less urgent parts: the anchor alone, and prepare the next preview of a block."""
-    assert compared.calibration is not None
-    anchor_only(session, compared, features, on)
-    keep_block_preview(layer, session, compared.calibration, on)
-
-
 def keep_block_preview(layer: str, session: Session, model: ModelRef, on: EvaluationSamples) -> None:
     """Precompute the block statistics so that the next slider move previews instantly."""
     if not _is_quick(session, model):

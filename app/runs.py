@@ -15,7 +15,7 @@ from app import on_table, opening, options, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS
 from featcal.evaluation.comparison import compare_scores
 from featcal.figures import run_tables
-from featcal.figures.names import cut_text, plain
+from featcal.figures.names import cut_text, plain, shorten_models
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies import recording
@@ -142,6 +142,16 @@ def choose_filter(frame: pd.DataFrame, row: DeltaGenerator) -> tuple[str, ...]:
     return state.selection().runs_only
 
 
+def shorten_column(names: pd.Series) -> pd.Series:
+    """Return the short names of models in a column, or the full ones if two would be equal; missing ones stay.
+
+    >>> shorten_column(pd.Series(["/data/me/my-ties", "ties", "ties"])).tolist()
+    ['my-ties', 'ties', 'ties']
+    """
+    known = names.dropna().unique().tolist()
+    return names.replace(dict(zip(known, shorten_models(known), strict=True)))
+
+
 def _list(runs: Sequence[HistoryEntry]) -> None:
     """List runs with a column per option: sorted by a click on a heading, filtered as the chart, or grouped."""
     everything = run_tables.run_table(runs)
@@ -164,8 +174,9 @@ def _list(runs: Sequence[HistoryEntry]) -> None:
         return
     # Rows of the selection are numbers in the table as it was drawn, which may not be the table of the next run.
     st.session_state["runs-listed"] = frame["run"].tolist()
+    listed = frame.assign(merge=shorten_column(frame["merge"]), method=shorten_column(frame["method"]))
     st.dataframe(
-        frame[[name for name in _COLUMNS if name not in run_tables.OPTION_COLUMNS or frame[name].notna().any()]],
+        listed[[name for name in _COLUMNS if name not in run_tables.OPTION_COLUMNS or frame[name].notna().any()]],
         hide_index=True,
         height=215 if len(frame) > 5 else "auto",  # a long list scrolls, so what is done with a run stays in sight
         key=_LIST,

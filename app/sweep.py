@@ -164,14 +164,13 @@ def _plot(
     measured = numbers_of(session, on, frame, metric)
     beside = f", and {len(methods)} methods of the table" if methods is not None else ""
     best = frame.loc[(frame["kind"] == "calibrated").astype(float).add(frame["mean"] / 1000).idxmax()]
-    st.plotly_chart(
+    view.picture(
         sweep_charts.runs_as_points(frame, across, metric, shown, "" if by == KIND else by, methods),
-        key=_CHART,
-        on_select=_choose,
-        selection_mode="points",
-        config=view.plotly(measured.name),
-        alt=f"{metric} over {across} of {len(frame)} runs{beside}; {int(frame['front'].sum())} are on the Pareto "
+        _CHART,
+        f"{metric} over {across} of {len(frame)} runs{beside}; {int(frame['front'].sum())} are on the Pareto "
         f"front. Best mean: {best['name'] or best['model']}, {best['mean']:.1f} %, worst task {best['worst']:.1f} %",
+        measured.name,
+        on_select=_choose,
     )
     flat = "" if session.split == "validation" else ", so it flatters: this suite has no validation split"
     note = "" if methods is None else " Hollow points are of the table below, on its test split: not to choose by."
@@ -213,9 +212,9 @@ def _select(row: DeltaGenerator, label: str, field: str, values: Sequence[str]) 
     return chosen
 
 
-def _choose() -> None:
+def _choose(key: str) -> None:
     """Show the model of a clicked point on every page: a run, or a method of the table."""
-    points = st.session_state[_CHART].selection.points
+    points = st.session_state[key].selection.points
     ids = [str(point["customdata"]) for point in points if "customdata" in point]
     if ids and is_run_id(ids[0]):
         runs.choose_run(ids[0])

@@ -75,6 +75,7 @@ def draw_verdict(session: Session, compared: Compared, on: EvaluationSamples) ->
     kept = first_page.read_kept() if _is_home(on) else None
     if kept is not None:
         verdict = kept.verdict
+        headline.show_kept(kept.cards)
         with below:
             _draw_charts(session, compared, on, kept)
     else:

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import page_end, state
+from app import drawing, page_end, state
 from app.downloads import Numbers
 from app.first_page import HOME_SUITE
 from app.selection import HOME
@@ -142,13 +142,10 @@ def picture(
     name: str,
     place: DeltaGenerator | None = None,
     on_select: Callable[[str], None] | None = None,
-) -> None:
-    """Draw only a chart, whose camera writes `name`.svg; a click on a point calls `on_select` with its key."""
-    # A callback runs before the page is drawn again, so every panel has the new choice at once.
-    clicked: Any = "ignore" if on_select is None else partial(on_select, key)
-    (place or st).plotly_chart(
-        figure, key=key, alt=alt, config=plotly(name), on_select=clicked, selection_mode="points"
-    )
+) -> DeltaGenerator:
+    """Draw only a chart, whose camera writes `name`.svg; a click on a point calls `on_select` with its key. Return its
+    place."""
+    return drawing.draw_figure(figure, key, alt, plotly(name), place, on_select)
 
 
 def chart(figure: go.Figure, key: str, alt: str, numbers: Numbers, explanation: str = "") -> None:

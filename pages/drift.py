@@ -1,6 +1,7 @@
 """Show where the merge went wrong: who caused the final drift, layer by layer; a click on a layer moves every panel."""
 
 from dataclasses import replace
+from functools import partial
 
 import streamlit as st
 
@@ -47,7 +48,7 @@ shares = attributed.dropna(subset="share").set_index("layer")["share"]
 largest = str(shares.idxmax()) if len(shares) else layers[-2]
 blamed = next(i for i, one in enumerate(layers) if f"{largest} ".startswith(f"{one} "))
 layer = view.one_of(layers, state.selection().layer, blamed)
-state.control(row.selectbox, "layer", layer, None, "Layer (or click a bar)", layers)
+state.control(partial(row.selectbox, width=210), "layer", layer, None, "Layer (or click a bar)", layers)
 
 frames = {shown: tables.layer_rows(one, over, relative) for shown, one in drift.items()}
 measured = downloads.sample_origin(session, on, models)

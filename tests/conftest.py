@@ -91,9 +91,7 @@ def instant_maps() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(state, "MapWorker", InstantMaps)
-        patched.setattr(
-            afterwards, "draw_later", lambda key, version, meanwhile, draw: draw()
-        )  # no browser asks for it
+        patched.setattr(afterwards, "draw_later", lambda key, version, draw: draw())  # no browser asks for it
         # every AppTest would look through all installed packages again, which takes longer than most pages
         patched.setattr(manifest_scanner, "scan_component_manifests", cache(manifest_scanner.scan_component_manifests))
         patched.setattr(local_script_runner, "ScriptCache", cache(ScriptCache))

@@ -30,6 +30,7 @@ class DraftTask:
         where: the folder, file or Hub id of the samples; for "catalogue" the entry's name.
         calibration, validation, test: for `SPLIT_BY_NAME` the split's name there, else the path below `where`.
         input, target: templates of text over the columns, such as `Is '{sentence}' positive?`; empty for pictures.
+        conversation: the column with the turns of a conversation, in place of `input` and `target`.
     """
 
     task: str
@@ -41,6 +42,7 @@ class DraftTask:
     test: str = ""
     input: str = ""
     target: str = ""
+    conversation: str = ""
 
     def content(self) -> dict[str, Any]:
         """Return the task in the form of a suite file."""
@@ -50,7 +52,7 @@ class DraftTask:
         return {"expert": self.expert, **{split: self._source(name) for split, name in given.items()}}
 
     def _source(self, name: str) -> dict[str, str]:
-        text = {option: value for option in ("input", "target") if (value := getattr(self, option))}
+        text = {option: value for option in ("input", "target", "conversation") if (value := getattr(self, option))}
         if self.kind in SPLIT_BY_NAME:
             return {self.kind: self.where, "split": name, **text}
         return {self.kind: str(Path(self.where) / name), **text}

@@ -44,6 +44,11 @@ def test_lines_of_a_form_become_tasks() -> None:
     }
 
 
+def test_a_conversation_stands_in_place_of_templates() -> None:
+    chat = DraftTask("chat", "org/chat", "jsonl", "talk", "a.jsonl", conversation="messages")
+    assert chat.content()["calibration"] == {"jsonl": "talk/a.jsonl", "conversation": "messages"}
+
+
 def test_a_draft_is_the_suite_that_is_written(tmp_path: Path) -> None:
     text = draft("mine", "base", "merged", [WORDS])
     suite = write_draft(text, tmp_path / "mine.yaml")
