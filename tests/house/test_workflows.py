@@ -23,7 +23,7 @@ MINORS = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([\w-]+):", MAKEFILE, re.MULTILINE))
 VARIABLES = set(re.findall(r"^(\w+) [?:]?=", MAKEFILE, re.MULTILINE))
-TOOLS = {"python", "uv", "uvx", "pip-audit", "docker", "curl", "sudo", "gh"}
+TOOLS = {"python", "uv", "uvx", "pip-audit", "docker", "curl", "sudo", "gh", "tar"}
 """Programs that a runner has or an earlier step installs."""
 
 
