@@ -1,8 +1,8 @@
 """Draw the picture of README and home page: clip-mini before and after, `python docs/before_after.py`.
 
 On the left the drift after every layer, measured anew; on the right the test scores of `data/clip-mini/compare.json`,
-means over its calibration seeds. Plotly draws both in a browser (kaleido), once for light and once for dark ground, and once below the name as the
-picture that a forge shows beside links (`social-preview.png`).
+means over its calibration seeds. Plotly draws both in a browser (kaleido), once for light and once for dark ground, and
+once below the name as the picture that a forge shows beside links (`social-preview.png`).
 """
 
 from __future__ import annotations

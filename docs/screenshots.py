@@ -1,8 +1,8 @@
 """Photograph every page of the app in both themes: `python docs/screenshots.py [--suite SUITE --out DIR]`.
 
 Whole pages lie in `build/screenshots` then; of clip-mini, what the documents show is cut out of them into
-`docs/images`, and a newcomer's tour of five steps becomes the moving picture of README (`tour.webp`). A page is ready when streamlit has finished running, every chart is drawn and nothing on it changes any
-more.
+`docs/images`, and a newcomer's tour of five steps becomes the moving picture of README (`tour.webp`). A page is ready
+when streamlit has finished running, every chart is drawn and nothing on it changes any more.
 """
 
 from __future__ import annotations
