@@ -15,9 +15,11 @@ RUN uv pip install --no-cache --python /opt/featcal --no-deps --compile-bytecode
 
 FROM python:3.11-slim
 COPY --from=build /opt/featcal /opt/featcal
-# What changes lies in two places: what visitors bring (/data), and what featcal keeps (/cache).
+# What changes lies in two places: what visitors bring (/data), and what featcal keeps (/cache). With `root` for an owner
+# of the first one, visitors only look.
+ARG DATA_OWNER=featcal
 RUN useradd --uid 1000 --home-dir /cache --no-create-home --shell /usr/sbin/nologin featcal \
-    && mkdir /data /cache && chown featcal:featcal /data /cache
+    && mkdir /data /cache && chown featcal:featcal /cache && chown $DATA_OWNER /data
 ENV PATH="/opt/featcal/bin:$PATH" HOME=/cache FEATCAL_CACHE=/cache/featcal NUMBA_CACHE_DIR=/cache/numba \
     PYTHONDONTWRITEBYTECODE=1
 USER featcal
@@ -25,5 +27,5 @@ WORKDIR /data
 VOLUME ["/data", "/cache"]
 EXPOSE 8501
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s \
-    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8501/_stcore/health', timeout=5)"]
+    CMD ["python", "-c", "import os; from urllib.request import urlopen; base = os.environ.get('STREAMLIT_SERVER_BASE_URL_PATH', '').strip('/'); urlopen('http://127.0.0.1:8501/' + f'{base}/_stcore/health'.lstrip('/'), timeout=5)"]
 ENTRYPOINT ["featcal", "app", "--shared", "--root", "/data"]

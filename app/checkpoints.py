@@ -66,7 +66,7 @@ def _one(session: Session, written: WrittenModel, on: EvaluationSamples) -> None
     st.markdown(f"Lies in {plain(without_places(written.folder))}")
     with st.container(horizontal=True, vertical_alignment="center"):
         if zips.is_served:
-            label, link = f"Download as a zip ({size})", zips.link(written, st.get_option("server.baseUrlPath"))
+            label, link = f"Download as a zip ({size})", zips.link(written.id, st.get_option("server.baseUrlPath"))
             st.link_button(label, link, icon=":material/download:", help="Sent from disk as it is read.")
         if same:
             # Closed, it costs nothing: what is in it is made when it is opened.

@@ -33,4 +33,5 @@ def send_checkpoint(request: Request) -> Response:
 
 
 zips.is_served = True
-app = st.App("main.py", routes=[Route(f"/{zips.ROUTE}/{{id}}", send_checkpoint)])
+# Streamlit serves its own routes below the base path, and those of others as they are written.
+app = st.App("main.py", routes=[Route(zips.link("{id}", st.get_option("server.baseUrlPath")), send_checkpoint)])

@@ -38,9 +38,9 @@ def find(identity: str) -> WrittenModel | None:
     return next((one for one in visible(Checkpoints().read_all()) if one.id == identity), None)
 
 
-def link(written: WrittenModel, base: str) -> str:
+def link(identity: str, base: str) -> str:
     """Return the address of a checkpoint's zip on a server whose pages are below `base`."""
-    return "/".join(["", *filter(None, [base.strip("/")]), ROUTE, written.id])
+    return "/".join(["", *filter(None, [base.strip("/")]), ROUTE, identity])
 
 
 class _Pieces:

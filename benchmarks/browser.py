@@ -105,25 +105,33 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chromium", default=program() or "chromium")
 
 
-@contextmanager
-def running_app(
-    folder: Path | None = None, program: Sequence[str] = ("-m", "featcal"), options: Sequence[str] = ()
-) -> Iterator[Server]:
-    """The app of this clone on a free port, started in a folder (here); `program` is what Python is told to run,
-    `options` are further ones of `featcal app`."""
+def free_port() -> int:
+    """A port on which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running_app(
+    folder: Path | None = None,
+    program: Sequence[str] = ("-m", "featcal"),
+    options: Sequence[str] = (),
+    base: str = "",
+) -> Iterator[Server]:
+    """The app of this clone on a free port, started in a folder (here); `program` is what Python is told to run,
+    `options` are further ones of `featcal app`, `base` is the path below which it serves."""
+    port = free_port()
     places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [sys.executable, *program, "app", "--no-browser", "--port", str(port), *options],
+        [sys.executable, *program, "app", "--no-browser", "--port", str(port), "--base-url", base, *options],
         stdout=sys.__stderr__,  # the programs print JSON; what went wrong in the app is said there too
         cwd=folder,
         env={**os.environ, "PYTHONPATH": places},
     )
-    address = f"http://127.0.0.1:{port}"
+    address = f"http://127.0.0.1:{port}{base}"
     try:
-        _wait_for_answer(f"{address}/_stcore/health")
+        wait_for_answer(f"{address}/_stcore/health")
         yield Server(address, process.pid)
     finally:
         process.terminate()
@@ -150,11 +158,12 @@ def settle(page: Page, seconds: float = 300, steady: float = SETTLED) -> None:
 def go(page: Page, name: str, seconds: float = 300, steady: float = SETTLED) -> None:
     """To another page of the app by its link in the sidebar, as a user goes; waits until it has finished."""
     page.get_by_test_id("stSidebarNavLink").filter(has_text=name.capitalize()).click()
-    page.wait_for_url(re.compile(r"^https?://[^/]+/(verdict)?(\?.*)?$" if name == "verdict" else rf"/{name}(\?.*)?$"))
+    here = re.compile(rf"^(?!.*/({'|'.join(PAGES[1:])})(\?|$))" if name == "verdict" else rf"/{name}(\?.*)?$")
+    page.wait_for_url(here)
     settle(page, seconds, steady)
 
 
-def _wait_for_answer(address: str, seconds: float = 60) -> None:
+def wait_for_answer(address: str, seconds: float = 60) -> None:
     """Until a server on this machine is up."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     started = time.perf_counter()

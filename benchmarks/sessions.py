@@ -235,7 +235,7 @@ class Session:
             elif kind == "plotly_chart" and key_of(element.plotly_chart.id) not in IMPROVING:
                 traces = json.loads(element.plotly_chart.spec)["data"]
                 name = key_of(element.plotly_chart.id)
-                numbers |= {f"{name} {i}": heights(trace.get("z", trace.get("y"))) for i, trace in enumerate(traces)}
+                numbers |= {f"{name} {i}": heights(trace) for i, trace in enumerate(traces)}
         return Shown((self._page, *values, *said), numbers)
 
     def _receive(self, until: float) -> ForwardMsg:
@@ -281,14 +281,16 @@ def value_of(kind: str, widget: Any) -> Any:
     return list(widget.value if widget.set_value else widget.default)
 
 
-def heights(y: Any) -> list[float]:
-    """The numbers of a trace, row by row those of a heat map; plotly may have packed them."""
-    if y is None:
-        return []
-    if isinstance(y, dict):
-        return [float(one) for one in np.frombuffer(base64.b64decode(y["bdata"]), y["dtype"])]
-    flat = [one for row in y for one in (row if isinstance(row, list) else [row])]
-    return [math.nan if one is None else float(one) for one in flat]
+def heights(trace: Mapping[str, Any]) -> list[float]:
+    """The numbers of a trace, row by row those of a heat map, of a chart with names on its y-axis those along x; plotly
+    may have packed them."""
+    for values in (trace.get(axis) for axis in "zyx"):
+        if isinstance(values, dict):
+            return [float(one) for one in np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])]
+        flat = [one for row in values or () for one in (row if isinstance(row, list) else [row])]
+        if flat and not any(isinstance(one, str) for one in flat):
+            return [math.nan if one is None else float(one) for one in flat]
+    return []
 
 
 def differences(one: Numbers, other: Numbers) -> list[str]:

@@ -1,7 +1,8 @@
 """Draw the picture of README and home page: clip-mini before and after, `python docs/before_after.py`.
 
 On the left the drift after every layer, measured anew; on the right the test scores of `data/clip-mini/compare.json`,
-means over its calibration seeds. Plotly draws both in a browser (kaleido), once for light and once for dark ground.
+means over its calibration seeds. Plotly draws both in a browser (kaleido), once for light and once for dark ground, and
+once below the name as the picture that a forge shows beside links (`social-preview.png`).
 """
 
 from __future__ import annotations
@@ -79,6 +80,20 @@ def _draw_scores(figure: go.Figure, scores: dict[str, dict[str, float]]) -> None
                            marker={"color": COLOUR[model], "symbol": sign, "size": 13}, row=1, col=2)  # fmt: skip
 
 
+def draw_preview(drift: dict[str, pd.DataFrame], scores: dict[str, dict[str, float]]) -> go.Figure:
+    """Return the picture for links: the name and what featcal is for above the same charts, on white."""
+    figure = draw(drift, scores, INK["light"])
+    figure.update_layout(paper_bgcolor="#ffffff", margin={"l": 70, "r": 50, "t": 220, "b": 90})
+    lines = (
+        ("<b>featcal</b>", 52, 1.48),
+        ("See where a merged model went wrong, and repair it in closed form", 30, 1.25),
+    )
+    for text, size, y in lines:
+        figure.add_annotation(text=text, font={"size": size, "color": INK["light"]}, x=-0.03, y=y, xref="paper",
+                              yref="paper", xanchor="left", yanchor="middle", showarrow=False)  # fmt: skip
+    return figure
+
+
 def main() -> None:
     drift, scores = measure_drift(), read_scores()
     jobs = [
@@ -89,6 +104,13 @@ def main() -> None:
         }
         for theme, ink in INK.items()
     ]
+    jobs.append(
+        {
+            "fig": draw_preview(drift, scores).to_dict(),
+            "path": str(OUT / "social-preview.png"),
+            "opts": {"format": "png", "width": 1280, "height": 640},
+        }
+    )
     kaleido.write_fig_from_object_sync(jobs, kopts={"page_generator": PageGenerator(mathjax=False)})
 
 

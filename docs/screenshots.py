@@ -1,8 +1,8 @@
 """Photograph every page of the app in both themes: `python docs/screenshots.py [--suite SUITE --out DIR]`.
 
 Whole pages lie in `build/screenshots` then; of clip-mini, what the documents show is cut out of them into
-`docs/images`. A page is ready when streamlit has finished running, every chart is drawn and nothing on it changes any
-more.
+`docs/images`, and a newcomer's tour of five steps becomes the moving picture of README (`tour.webp`). A page is ready
+when streamlit has finished running, every chart is drawn and nothing on it changes any more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ WIDTH, HEIGHT = 1400, 900
 STEADY = 1.0
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = {"verdict": 1290, "drift": 860, "calibrate": 860, "features": 1225, "accuracy": 740}
-"""Page → pixels from its top that the README shows."""
+"""Page → pixels from its top that the documents show."""
+TOUR = {"width": 1280, "height": 800}
+READING = 12_000
+"""Milliseconds for a step of the tour, long enough to read what it says."""
 
 
 def photograph(page: Page, file: Path) -> None:
@@ -74,6 +77,22 @@ def tour(page: Page, address: str, suite: str, theme: str, out: Path) -> None:
         photograph(page, out / f"{name}-{theme}.png")
 
 
+def film_tour(page: Page, address: str, file: Path) -> None:
+    """Take the tour that the app offers to newcomers, and write its steps as one moving picture."""
+    page.goto(address)
+    following = page.locator(".st-key-tour-next button")
+    steps = []
+    while True:
+        browser.settle(page, steady=STEADY)
+        page.get_by_text("Showing PCA while").wait_for(state="hidden", timeout=240_000)
+        browser.settle(page, steady=STEADY)
+        steps.append(Image.open(BytesIO(page.screenshot())).convert("RGB"))
+        if not following.count():
+            break
+        following.click()
+    steps[0].save(file, save_all=True, append_images=steps[1:], duration=READING, loop=0, lossless=True, method=6)
+
+
 def show(out: Path) -> None:
     """Cut what the documents show out of whole pages."""
     for name, height in SHOWN.items():
@@ -102,6 +121,9 @@ def take(options: argparse.Namespace) -> None:
             page = chromium.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=theme)
             tour(page, app.address, options.suite, theme, options.out)
             page.close()
+        if options.suite == "clip-mini":
+            page = chromium.new_page(viewport=TOUR, color_scheme="light")
+            film_tour(page, app.address, ROOT / "docs" / "images" / "tour.webp")
 
 
 if __name__ == "__main__":

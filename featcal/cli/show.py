@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -51,6 +52,14 @@ def report_command(
     print_document(document, as_json, [(document["out"], readable(document["bytes"]))], ("written", "size"))
 
 
+def parse_base(context: click.Context, param: click.Parameter, given: str) -> str:
+    """Return a path as "/one/two", or "" for the root; raise BadParameter for what is no plain path."""
+    base = f"/{given.strip('/')}".rstrip("/")
+    if not re.fullmatch(r"(/[\w~-][\w.~-]*)*", base, re.ASCII):
+        raise click.BadParameter(f"'{given}' is not a path of plain names, such as /featcal", context, param)
+    return base
+
+
 @click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.option("--port", default=8501, show_default=True, help="Port that the app listens on.")
 @click.option("--no-browser", is_flag=True, help="Do not open a browser, as on a server; --shared opens none either.")
@@ -66,9 +75,22 @@ def report_command(
 @click.option(
     "--max-memory", type=Size(), help="With --shared: most memory of all suites together.  [half of the free memory]"
 )
+@click.option(
+    "--base-url",
+    default="",
+    envvar="STREAMLIT_SERVER_BASE_URL_PATH",
+    callback=parse_base,
+    help="Path below which a proxy serves the app, such as /featcal.  [/]",
+)
 @click.pass_context
 def app_command(
-    context: click.Context, port: int, no_browser: bool, shared: bool, roots: tuple[str, ...], max_memory: int | None
+    context: click.Context,
+    port: int,
+    no_browser: bool,
+    shared: bool,
+    roots: tuple[str, ...],
+    max_memory: int | None,
+    base_url: str,
 ) -> int:
     """Start the app in a browser, on 127.0.0.1.
 
@@ -84,8 +106,9 @@ def app_command(
         raise click.UsageError("--max-memory is for --shared")
     main = bundle_root() / "app" / "main.py"
     if not shared:
-        return start_app(main, port, context.args, opens_browser=not no_browser)
-    return start_app(main, port, context.args, ServerRules(roots, max_memory or half_of_available_bytes()))
+        return start_app(main, port, context.args, opens_browser=not no_browser, base=base_url)
+    rules = ServerRules(roots, max_memory or half_of_available_bytes())
+    return start_app(main, port, context.args, rules, base=base_url)
 
 
 @click.command()

@@ -31,6 +31,7 @@ from featcal.suite.schema import SPLITS, Suite, expert_role, references
 from featcal.system.errors import FeatcalError, InputError, NoScores
 from featcal.system.extras import say_missing
 from featcal.system.formatting import readable, some
+from featcal.system.versions import all_versions
 
 ASSUMED_TOKENS = 128.0
 """Assumed tokens of a text sample whose data set is not fetched yet."""
@@ -80,7 +81,7 @@ class Preflight:
             "diagonal": None if self.diagonal is None else dict(self.diagonal.accuracy),
             "probe": None if self.diagonal is None else self.diagonal.to_json(),
         }
-        return document | dict(self.description or {})
+        return document | dict(self.description or {}) | {"versions": all_versions()}
 
 
 def check_suite(suite: Suite, probe: bool | None = None) -> Preflight:

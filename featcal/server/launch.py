@@ -37,7 +37,12 @@ _frame_drawn = threading.Event()
 
 
 def start_app(
-    main: Path, port: int, extra: Sequence[str] = (), rules: ServerRules | None = None, opens_browser: bool = False
+    main: Path,
+    port: int,
+    extra: Sequence[str] = (),
+    rules: ServerRules | None = None,
+    opens_browser: bool = False,
+    base: str = "",
 ) -> int:
     """Run the app until it is stopped, and return the exit status.
 
@@ -46,6 +51,7 @@ def start_app(
         extra: further options of `streamlit run`.
         rules: of a shared server, which listens on every address and works in its first folder.
         opens_browser: open this machine's browser as soon as the server answers, if there is a screen.
+        base: path below which everything is served, such as "/featcal"; "" for the root.
     """
     let_threads_sleep(SPINS)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -62,10 +68,11 @@ def start_app(
     sys.path.insert(0, str(main.parents[1]))
     _warming.append(threading.Thread(target=_warm_up, args=(main.parent.name,), daemon=True))
     _warming[0].start()
-    print(f"featcal app on http://{address}:{port} (stop with Ctrl-C)", file=sys.stderr, flush=True)
+    print(f"featcal app on http://{address}:{port}{base} (stop with Ctrl-C)", file=sys.stderr, flush=True)
     if opens_browser and _has_screen():
-        threading.Thread(target=_open_browser, args=(address, port), daemon=True).start()
-    arguments = ["run", str(main.with_name("server.py")), f"--server.port={port}", "--server.headless=true", *extra]
+        threading.Thread(target=_open_browser, args=(address, port, base), daemon=True).start()
+    served = (f"--server.port={port}", f"--server.baseUrlPath={base}", "--server.headless=true")
+    arguments = ["run", str(main.with_name("server.py")), *served, *extra]
     return int(cli.main(arguments, prog_name="featcal app", standalone_mode=False) or 0)
 
 
@@ -90,11 +97,11 @@ def _has_screen() -> bool:
     return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
-def _open_browser(address: str, port: int) -> None:
+def _open_browser(address: str, port: int, base: str) -> None:
     """Open the app in a browser once it answers."""
     for _ in range(ATTEMPTS):
         with suppress(OSError), socket.create_connection((address, port), timeout=1):
-            webbrowser.open(f"http://{address}:{port}")
+            webbrowser.open(f"http://{address}:{port}{base}")
             return
         time.sleep(0.1)
 

@@ -166,8 +166,8 @@ def test_the_server_sends_what_is_on_the_list_alone(
     client = TestClient(Starlette(routes=[Route("/checkpoint/{id}", server.send_checkpoint)]))
     write(opened(tiny_suite_file, "calibrate", **FEW), tmp_path / "mine")
     (written,) = Checkpoints().read_all()
-    link = zips.link(written, "")
-    assert (link, zips.link(written, "/a/b/")) == (f"/checkpoint/{written.id}", f"/a/b/checkpoint/{written.id}")
+    link = zips.link(written.id, "")
+    assert (link, zips.link(written.id, "/a/b/")) == (f"/checkpoint/{written.id}", f"/a/b/checkpoint/{written.id}")
     sent = client.get(link)
     assert sent.headers["content-disposition"].endswith("mine.zip")
     with zipfile.ZipFile(io.BytesIO(sent.content)) as archive:

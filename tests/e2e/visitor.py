@@ -146,7 +146,7 @@ class Visitor:
     @property
     def place(self) -> str:
         """The name of the page."""
-        return urlsplit(self.page.url).path.strip("/") or "verdict"
+        return urlsplit(self.address).path.strip("/") or "verdict"
 
     @property
     def heading(self) -> str:

@@ -218,9 +218,11 @@ def test_sessions_go_on_until_enough_was_compared(needed: int, visits: int, monk
 
 def test_packed_heights_of_a_trace_are_read() -> None:
     packed = base64.b64encode(np.array([0.5, -2.0]).tobytes()).decode()
-    assert sessions.heights({"dtype": "f8", "bdata": packed}) == [0.5, -2.0]
-    assert sessions.heights([1, 2.5]) == [1.0, 2.5]
-    assert sessions.heights(None) == []
+    assert sessions.heights({"y": {"dtype": "f8", "bdata": packed}}) == [0.5, -2.0]
+    assert sessions.heights({"x": [0, 1], "y": [1, 2.5]}) == [1.0, 2.5]
+    assert sessions.heights({"x": ["a"], "y": ["b"], "z": [[1, 2.5]]}) == [1.0, 2.5]
+    assert sessions.heights({"x": [52.0, 80.0], "y": ["arrows", "arrows"]}) == [52.0, 80.0]
+    assert sessions.heights({"y": ["arrows"]}) == []
 
 
 @pytest.mark.usefixtures("all_tokens")

@@ -70,6 +70,17 @@ def test_files_exist(page: Path) -> None:
             assert (ROOT / name).exists(), name
 
 
+def test_every_promise_names_a_test_that_is_there() -> None:
+    page = (ROOT / "docs" / "architectures" / "promises.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if re.match(r"\| (?!what is promised)", line)]
+    assert len(rows) > 40
+    for row in rows:
+        found = re.search(r"\| `(tests/[\w/]+\.py)(?:::(test_\w+))?` \|$", row)
+        assert found is not None, row
+        text = (ROOT / found[1]).read_text(encoding="utf-8")
+        assert f"def {found[2] or 'main'}(" in text, row
+
+
 @pages
 def test_targets_of_make_exist(page: Path) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -48,6 +48,7 @@ def test_the_wheel_takes_one_name() -> None:
     wheel = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["packages"] == ["featcal"]
     assert all(place.startswith("featcal/_bundle/") for place in wheel["force-include"].values())
+    assert (REPOSITORY / "featcal" / "py.typed").is_file()
 
 
 @pytest.mark.slow

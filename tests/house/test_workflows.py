@@ -18,10 +18,12 @@ from featcal.cli import featcal_command
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MINORS = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)]
+"""Python's versions that featcal is for."""
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([\w-]+):", MAKEFILE, re.MULTILINE))
 VARIABLES = set(re.findall(r"^(\w+) [?:]?=", MAKEFILE, re.MULTILINE))
-TOOLS = {"python", "uv", "uvx", "pip-audit", "docker", "curl"}
+TOOLS = {"python", "uv", "uvx", "pip-audit", "docker", "curl", "sudo", "gh", "tar"}
 """Programs that a runner has or an earlier step installs."""
 
 
@@ -94,9 +96,8 @@ def test_the_matrix_is_what_the_project_says_it_runs_on() -> None:
     content = workflow(ROOT / ".github" / "workflows" / "tests.yml")
     matrix = content["jobs"]["matrix"]["strategy"]["matrix"]
     assert {one.split("-")[0] for one in matrix["os"]} == {"ubuntu", "macos", "windows"}
-    said = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)]
-    assert matrix["python"] == said
-    assert PROJECT["requires-python"] == f">={said[0]}"
+    assert matrix["python"] == MINORS
+    assert PROJECT["requires-python"] == f">={MINORS[0]}"
     (lowest,) = [one for one in runs({"jobs": {"lowest": content["jobs"]["lowest"]}}) if "lowest-direct" in one]
     assert lowest.endswith('".[dev]"')
     text = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
@@ -107,12 +108,34 @@ def test_the_matrix_is_what_the_project_says_it_runs_on() -> None:
 
 def test_only_what_was_checked_is_published_and_without_a_stored_token() -> None:
     jobs = workflow(ROOT / ".github" / "workflows" / "release.yml")["jobs"]
-    assert set(jobs["publish"]["needs"]) == {"audit", "build"}
+    needs = {"publish": "sign", "sign": ["audit", "install"], "install": "build", "docs": "publish", "page": "publish"}
+    assert {name: job["needs"] for name, job in jobs.items() if "needs" in job} == needs
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert jobs["sign"]["permissions"] == {"attestations": "write", "id-token": "write"}
+    assert jobs["install"]["strategy"]["matrix"]["python"] == MINORS
     assert "secrets." not in "".join(file.read_text() for file in FILES)
     assert workflow(ROOT / ".github" / "workflows" / "release.yml")["on"] == {"push": {"tags": ["v*"]}}
     assert jobs["audit"]["uses"] == "./.github/workflows/audit.yml"
-    assert "workflow_call" in workflow(ROOT / ".github" / "workflows" / "audit.yml")["on"]
+    for job in ("audit", "docs"):
+        assert "workflow_call" in workflow(ROOT / jobs[job]["uses"])["on"]
+
+
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+@pytest.mark.parametrize("file", FORMS, ids=lambda file: file.name)
+def test_a_form_for_issues_asks_for_what_a_command_prints(file: Path) -> None:
+    form = yaml.safe_load(file.read_text(encoding="utf-8"))
+    assert {"name", "description", "body"} <= {*form} <= {"name", "description", "body", "labels"}
+    fields = [one for one in form["body"] if one["type"] != "markdown"]
+    assert len({one["id"] for one in fields}) == len(fields)
+    asked = {one["id"]: one["attributes"]["description"] for one in fields if one["validations"]["required"]}
+    called = re.findall(r"`featcal (.*?)`", asked["check"])
+    assert "check SUITE --json" in called
+    for one in called:
+        command, *words = one.split()
+        known = {option for parameter in featcal_command.commands[command].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= known
 
 
 def test_the_security_page_links_to_what_there_is() -> None:

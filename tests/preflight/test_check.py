@@ -16,12 +16,14 @@ from suite_edits import Edit
 from tiny_text import CONFIGS, ROWS, token_samples, write_text_suite
 from torch import Tensor
 
+import featcal
 from featcal.family.opening import Family, open_family, open_model
 from featcal.formats.locate import locate
 from featcal.models.features import final_features
 from featcal.preflight.check import check_suite
 from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
+from featcal.system.versions import all_versions
 
 State = dict[str, Tensor]
 
@@ -186,6 +188,8 @@ def test_a_sound_suite(tiny_suite_file: Path) -> None:
     assert document["bytes_written"] == 4 * sum(torch.Size(one.shape).numel() for one in info.values())
     assert (document["downloads"], document["estimates"]["samples"]) == ([], 12)
     assert list(document["lineage"]["models"]) == ["expert 'pets'", "expert 'signs'"]
+    assert document["versions"] == all_versions()
+    assert document["versions"]["featcal"] == featcal.__version__
 
 
 def test_calibration_options_out_of_range(edit_suite: Edit) -> None:

@@ -582,9 +582,13 @@ def test_paths_are_told_apart_by_folders_not_letters(root: Path) -> None:
 
 def test_the_command_starts_a_server_with_its_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[int, Any, ServerRules | None]] = []
-    monkeypatch.setattr(
-        launch, "start_app", lambda main, port, extra, rules=None, **_: started.append((port, extra, rules))
-    )
+    bases: list[str] = []
+
+    def start(main: Path, port: int, extra: Any, rules: ServerRules | None = None, *, base: str, **_: Any) -> None:
+        started.append((port, extra, rules))
+        bases.append(base)
+
+    monkeypatch.setattr(launch, "start_app", start)
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
     run = CliRunner().invoke
@@ -599,10 +603,14 @@ def test_the_command_starts_a_server_with_its_rules(tmp_path: Path, monkeypatch:
     for wrong in (["--shared"], ["--root", str(tmp_path)], ["--max-memory", "1GiB"], ["--shared", "--root", "nowhere"]):
         assert run(featcal_command, ["app", *wrong]).exit_code == 2
     assert len(started) == 2
+    given = ["/", "a/b/", "/Über", "https://a.org/b", "a//b", "../b", "a?b"]
+    assert [run(featcal_command, ["app", "--base-url", one]).exit_code for one in given] == [0, 0, 2, 2, 2, 2, 2]
+    assert run(featcal_command, ["app"], env={"STREAMLIT_SERVER_BASE_URL_PATH": "c"}).exit_code == 0
+    assert bases == ["", "", "", "/a/b", "/c"]
 
 
 def test_a_shared_server_listens_everywhere_offline_and_a_local_one_here_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from streamlit.web import cli
 
@@ -616,8 +624,10 @@ def test_a_shared_server_listens_everywhere_offline_and_a_local_one_here_alone(
     monkeypatch.delenv(sandbox.VARIABLE)
     monkeypatch.chdir(tmp_path)
     page = bundle_root() / "app" / "main.py"
-    launch.start_app(page, 1)
+    launch.start_app(page, 1, base="/a/b")
     launch._warming.clear()
+    assert "--server.baseUrlPath=/a/b" in asked[0]
+    assert capsys.readouterr().err.startswith("featcal app on http://127.0.0.1:1/a/b (")
     assert not [one for one in asked[0] if "address" in one]  # app/.streamlit/config.toml says 127.0.0.1
     assert sandbox.VARIABLE not in os.environ
     rules = ServerRules((str(tmp_path),), 7)
