@@ -1,3 +1,3 @@
-"""Merge models: each merger is a function of the base's tensor and the experts' tensors that returns one merged
-tensor.
+"""Merge models: each merger is a function of the base's tensor and the experts' tensors
+that returns one merged tensor.
 """

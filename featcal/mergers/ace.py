@@ -81,16 +81,16 @@ def ace(
 
 
 def unlike(changes: Sequence[Tensor]) -> bool:
-    """Say whether the norms of task matrices, none of them 0, differ so much that covariances are normalised (Eq.
-    7).
+    """Say whether the norms of task matrices, none of them 0, differ so much that
+    covariances are normalised (Eq. 7).
     """
     logs = _squares(changes).log()
     return bool(logs.var(correction=0) > UNLIKE * logs.mean().square())
 
 
 def strongest(matrix: Tensor) -> Tensor:
-    """Return the strongest directions of a matrix `[m, d]`, each with the mean of their singular values (Eqs.
-    18-19).
+    """Return the strongest directions of a matrix `[m, d]`, each with the mean of their
+    singular values (Eqs. 18-19).
     """
     u, s, vh = largest_singular(matrix)
     k = max(1, int(STRONGEST * len(s)))

@@ -30,8 +30,8 @@ def iso_cts(
     scale: float = option(1.0, "factor (alpha) of the merged task matrix"),
     common: float = option(0.8, "share of a matrix's directions that the common space has", least=0, most=1),
 ) -> Tensor:
-    """Merge task matrices; `common`, the share of common directions, is rounded so that all tasks add equally many
-    others.
+    """Merge task matrices; `common`, the share of common directions, is rounded so that all
+    tasks add equally many others.
     """
     shared, each = _directions(min(changes[0].shape), len(changes), common)
     u, s, vh = (list(one) for one in zip(largest_singular(sum(changes[1:], changes[0]), shared), strict=True))

@@ -51,7 +51,7 @@ def ratio(cosine: float, count: int) -> float:
 
 
 def _mean_cosine(units: Tensor, moved: int, count: int) -> float:
-    """Return the mean cosine of all pairs of `count` vectors, given the sum of the unit vectors of the `moved` ones
-    that are not 0.
+    """Return the mean cosine of all pairs of `count` vectors, given the sum of the unit
+    vectors of the `moved` ones that are not 0.
     """
     return 1.0 if count == 1 else (float(units.dot(units)) - moved) / (count * (count - 1))

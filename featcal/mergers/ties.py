@@ -25,8 +25,8 @@ from featcal.suite.methods import register_method
 from featcal.suite.options import option
 
 _DIGIT = 21
-"""Bits of a magnitude that one pass determines: three passes cover the 63 bits in float64, and 2**21 counts take 16
-MiB.
+"""Bits of a magnitude that one pass determines: three passes cover the 63 bits in float64,
+and 2**21 counts take 16 MiB.
 """
 
 

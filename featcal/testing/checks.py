@@ -1,5 +1,5 @@
-"""Check what must hold for every architecture: each check takes a trial (a tiny suite) and returns what it measured,
-or raises AssertionError.
+"""Check what must hold for every architecture: each check takes a trial (a tiny suite) and
+returns what it measured, or raises AssertionError.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def check_paper(trial: Trial) -> CheckNumbers:
 
 
 def check_norms(trial: Trial) -> CheckNumbers:
-    """Check Algorithm 1 with a ridge of 1e-5, and with the scales of all norms (not only LayerNorms) and the routers
-    of mixtures calibrated.
+    """Check Algorithm 1 with a ridge of 1e-5, and with the scales of all norms (not only
+    LayerNorms) and the routers of mixtures calibrated.
     """
     return _compare_calibration(trial, trial.config(**_extensions(trial), lam=1e-5))
 
@@ -189,8 +189,8 @@ def _relative_distance(one: Tensor, other: Tensor) -> float:
 
 
 def _require(found: Mapping[str, list[float]], limit: float, what: str) -> CheckNumbers:
-    """Return the largest deviation under each name, NaN if there is one; raise AssertionError where it is above the
-    limit.
+    """Return the largest deviation under each name, NaN if there is one; raise
+    AssertionError where it is above the limit.
     """
     worst = {name: float(torch.tensor(gaps).max()) for name, gaps in found.items()}
     wrong = sorted(((gap, name) for name, gap in worst.items() if not gap <= limit), reverse=True)

@@ -113,8 +113,8 @@ def check_order(trial: MergerTrial) -> None:
 
 
 def check_parts(trial: MergerTrial) -> None:
-    """Check that tensors read one by one equal those read together, that a second merge has the same bits, and that
-    the models stay unchanged.
+    """Check that tensors read one by one equal those read together, that a second merge has
+    the same bits, and that the models stay unchanged.
     """
     before = {task: {n: t.clone() for n, t in one.tensors.items()} for task, one in trial.experts.items()}
     together, apart = trial.open(), trial.open()
@@ -127,8 +127,8 @@ def check_parts(trial: MergerTrial) -> None:
 
 
 def check_output_dtypes(trial: MergerTrial) -> None:
-    """Check that shapes and dtypes are the base's and all values finite: with three experts, with one, and in half
-    precision.
+    """Check that shapes and dtypes are the base's and all values finite: with three
+    experts, with one, and in half precision.
     """
     one = dict([*trial.experts.items()][:1])
     half = InMemory("base", {name: tensor.bfloat16() for name, tensor in trial.base.tensors.items()})
@@ -180,8 +180,8 @@ class BaselineTrial:
         return fit(family or self.family, self.options(**options))
 
     def tensors(self, made: Fitted) -> Tensors:
-        """Return the model's tensors, those of every task with tensors of its own, and the final features after its
-        maps.
+        """Return the model's tensors, those of every task with tensors of its own, and the
+        final features after its maps.
         """
         family, found = self.family, made.weights.read(self.family.adapter.tower)
         for task in TASKS:

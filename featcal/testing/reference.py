@@ -270,8 +270,8 @@ def weight_matrix(module: Any) -> Tensor:
 
 
 def routes(model: Any, name: str, samples: Sequence[Sample]) -> Rows:
-    """Return, for each token of a task, the experts of a mixture that its router chooses, and their shares: `[n,
-    k]`.
+    """Return, for each token of a task, the experts of a mixture that its router chooses,
+    and their shares: `[n, k]`.
     """
     seen: list[Rows] = []
     handle = model.get_submodule(name).register_forward_pre_hook(lambda _, args: seen.append((args[1], args[2])))
@@ -341,8 +341,8 @@ def solve_stacked(
 def _halves(
     name: str, kind: str, place: int, half: tuple[int, int], models: Mapping[str, Any], experts: Mapping[str, Any]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return one map of an expert of a mixture, of the base and of every task's expert; the stored parameter stacks
-    `half[1]` maps.
+    """Return one map of an expert of a mixture, of the base and of every task's expert; the
+    stored parameter stacks `half[1]` maps.
     """
     every = [getattr(model.get_submodule(name), kind)[place] for model in (models["base"], *experts.values())]
     base, *others = (weight.chunk(half[1])[half[0]] for weight in every)

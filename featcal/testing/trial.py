@@ -35,8 +35,8 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Trial:
-    """A suite of a base, a merged model and two experts, all near each other, with padded texts of random tokens or
-    random pixels.
+    """A suite of a base, a merged model and two experts, all near each other, with padded
+    texts of random tokens or random pixels.
     """
 
     facts: Facts
@@ -127,8 +127,8 @@ class Trial:
         return logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1]
 
     def compute_scores(self, model: Weights, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return featcal's scores of every sample: the final features under the head stored with the model's
-        weights.
+        """Return featcal's scores of every sample: the final features under the head stored
+        with the model's weights.
         """
         adapter, compute = self.family.adapter, self.family.compute
         features = final_features(adapter, model, {}, [inputs], compute)
@@ -169,8 +169,8 @@ class Trial:
         return replace(o, routers=tuple(routers))
 
     def pieces(self, config: CalibrationConfig) -> list[Piece]:
-        """Return the modules that are solved together, in order, each with the module that receives its residual
-        stream.
+        """Return the modules that are solved together, in order, each with the module that
+        receives its residual stream.
         """
         if config.recipe == PAPER:
             return [([block], None) for block in self.blocks]

@@ -84,8 +84,8 @@ class MatrixMerger(Merger):
     """
 
     def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
-        """Return the merged task matrix `[m, d]` of the experts' task matrices theta_i - theta_0, times `scale` if
-        the merger has that option.
+        """Return the merged task matrix `[m, d]` of the experts' task matrices theta_i -
+        theta_0, times `scale` if the merger has that option.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Build an adapter's class from a row of a table of facts."""
+"""Make an adapter's class from a row of a table of facts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = TypeVar("Kind", bound=Adapter)
 
 
 class Facts(Protocol):
-    """The facts that the rows of all tables have in common."""
+    """The facts that every row of every table has."""
 
     @property
     def model_type(self) -> str: ...
@@ -28,10 +28,8 @@ class Facts(Protocol):
 def class_of(facts: Facts, kind: type[Kind], name: str, **own: object) -> type[Kind]:
     """Return the adapter of one row of facts.
 
-    Args:
-        kind: the class that all rows of the table have in common.
-        name: of the kind, before the model type.
-        own: further attributes of the class.
+    Args: kind: the class that all rows of the table have in common. name: of the kind, before the model type. own:
+        further attributes of the class.
 
     Raises:
         AttributeError: the installed transformers has no class of that name.

@@ -1,4 +1,6 @@
-"""Run the residual parts of a block, such as its attention and its MLP, one after the other as the facts name them."""
+"""Run the residual parts of a block, such as attention and MLP, one after the other, by the
+names in its row of facts.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from featcal.system.errors import InputError
 
 
 class PartedStage(Stage):
-    """A stage whose blocks have the residual parts that facts name."""
+    """A stage whose blocks have the residual parts that its row of facts names."""
 
     parts: tuple[DecoderPart, ...]
     """Parts of every block, in the order in which they run."""
