@@ -66,7 +66,7 @@ def write_suite_text(parts: SuiteParts, out: Path) -> Beginning:
     """Return the text of the suite file `out`, without writing the file.
 
     Raises:
-        InputError: missing models or samples, or samples of a task without an expert; lists all of them.
+        InputError: missing models or samples, or samples of a task without an expert; the message lists all of them.
     """
     problems: list[str] = []
     assumed: list[str] = []

@@ -67,7 +67,7 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
         experts: one expert pass per task; their batches are the samples.
 
     Raises:
-        NumericalError: features that are not finite; names the maps.
+        NumericalError: features that are not finite; the message names the maps.
         InputError: an architecture that cannot be run block by block, or a map that is not given one row per token.
     """
     average = average_experts(run, experts)

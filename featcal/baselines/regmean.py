@@ -84,7 +84,8 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
         experts: one expert pass per task; their batches are the samples.
 
     Raises:
-        NumericalError: features that are not finite, or too few samples for a `reduce` of 1; names the maps.
+        NumericalError: features that are not finite, or too few samples for a `reduce` of 1; the message names the
+            maps.
         InputError: an architecture that cannot be run block by block, or a map that is not given one row per token.
     """
     average = average_experts(run, experts)

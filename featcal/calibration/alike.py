@@ -1,4 +1,4 @@
-"""Add up statistics that were counted separately, if they belong together."""
+"""Add up statistics that were collected separately, if they belong together."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from featcal.system.errors import InputError
 
 
 def require_alike(what: str, one: Mapping[str, object], other: Mapping[str, object]) -> None:
-    """Require that two lists of facts about a count agree, entry by entry.
+    """Require that two lists of facts about statistics agree, entry by entry.
 
     Raises:
-        InputError: they differ; names `what` and the first entry that differs.
+        InputError: they differ; the message names `what` and the first entry that differs.
     """
     for key in sorted(one.keys() | other.keys()):
         if one.get(key) != other.get(key):
@@ -26,7 +26,7 @@ def add_alike(total: Tensor, part: Tensor) -> None:
     """Add in place, from any device, without broadcasting or rounding.
 
     Raises:
-        InputError: another shape or dtype.
+        InputError: shapes or dtypes differ.
     """
     # `add_` would broadcast another shape and round another dtype without a word.
     described = ({"shapes": list(tensor.shape), "dtypes": tensor.dtype} for tensor in (total, part))

@@ -1,10 +1,10 @@
 """Solve one block with other options while all blocks before it stay, for a slider before the exact run.
 
 The block's weights are exact for the inputs of the last exact run; an exact run in float32 differs from them only by
-rounding. But new options would also change the blocks before it, and thus its inputs; and nothing after the block is
-computed. The preview of the first calibrated block is therefore exact, and that of others is the better the less the
-options moved. Recipes that solve a block piece by piece solve every piece on the output of the pieces before it, which
-stay as the exact run left them: even in the first block only the first pieces are exact.
+rounding. New options would also change the blocks before it, and thus its inputs; a preview ignores this, and computes
+nothing after the block. So the preview of the first calibrated block is exact, and previews of later blocks are better
+the less the options change. Recipes that solve a block piece by piece solve every piece on the output of the pieces
+before it, which keep the solutions of the exact run: even in the first block only the first pieces are exact.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Before:
 
 @dataclass(frozen=True)
 class BlockPreview:
-    """A block as other options would solve it."""
+    """Solution of a block with other options."""
 
     config: CalibrationConfig
     layer: str
@@ -115,7 +115,7 @@ def build_preview(
     fitted: Mapping[str, ExpertPass],
     measured: Mapping[str, ExpertPass],
 ) -> Preview:
-    """Walk to one block of an exact run and keep the inputs of its previews.
+    """Run the models up to one block of an exact run, and store the inputs of its previews.
 
     Args:
         config, model: options and result of the exact run.
@@ -124,7 +124,7 @@ def build_preview(
         measured: the samples that measure drift, of every task that options may name.
 
     Raises:
-        InputError: no such block, nothing of it is calibrated, or the options name parts that do not exist.
+        InputError: there is no such block, nothing in it is calibrated, or the options name parts that do not exist.
     """
     adapter = run.adapter
     config = resolve_options(config, adapter, measured)

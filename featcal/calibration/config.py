@@ -52,8 +52,9 @@ def resolve_recipe(adapter: Adapter, tasks: Collection[str], asked: Mapping[str,
 
 
 def options_without_base(suite: Suite) -> dict[str, Any]:
-    """Return default options for a suite whose base is not known: the anchor is the merged model. None if the base is
-    known."""
+    """Return default options for a suite whose base is unknown: rho 1, with which the
+    anchor is the merged model. None if the base is known.
+    """
     return {"rho": 1.0} if suite.base is None else {}
 
 
@@ -98,7 +99,7 @@ def resolve_options(config: Any, adapter: Adapter, tasks: Collection[str]) -> Ca
     prefix of its tensors, and "all", if no part has that name, means every part, which overrides a suite's own choice.
 
     Raises:
-        InputError: not options, or names of parts that do not exist; lists all of them.
+        InputError: an option or a part does not exist; the message lists all of them.
     """
     if not isinstance(config, CalibrationConfig):
         kind = type(config).__name__
@@ -124,7 +125,7 @@ def _check_grid(config: CalibrationConfig, adapter: Adapter) -> None:
     """Check that the linear maps of an architecture can be packed, and that groups of columns fit their inputs.
 
     Raises:
-        InputError: they cannot; says why.
+        InputError: they cannot be packed; the message says why.
     """
     kind = f"quantize: a {adapter.family} model"
     if not adapter.reads_packed:
@@ -164,7 +165,7 @@ def _find_parts(
     """Return the chosen parts by option, with their own names and in their own order; None for all parts of a kind.
 
     Raises:
-        InputError: unknown names, all of them.
+        InputError: there are unknown names; the message lists all.
     """
     problems: list[str] = []
     found: dict[str, tuple[str, ...] | None] = {}

@@ -53,7 +53,7 @@ class Gram:
             mine.addcmul_(theirs.to(mine), factor.to(mine))
 
     def merge(self, other: Gram) -> None:
-        """Add the counts of another part; InputError if it has another size or dtype."""
+        """Add the sums of another part; raise InputError if it has another size or dtype."""
         require_alike("Gram matrices", {"strips": len(self.strips)}, {"strips": len(other.strips)})
         for mine, theirs in zip(self.strips, other.strips, strict=True):
             add_alike(mine, theirs)

@@ -1,5 +1,6 @@
-"""Collect statistics of linear maps that share their input (Eq. 13), weigh their tasks (Eq. 14), and solve them (Eqs.
-17 and 55)."""
+"""Collect statistics of linear maps that share their input (Eq. 13), weight the tasks (Eq.
+14), and solve the maps (Eqs. 17 and 55).
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class LinearGroup:
         self.inputs = widths(modules[names[0]])[0]
         self.outputs = sum(self._rows)
         self.moved = False
-        """True if the experts' outputs are shifted, so that targets must be made from outputs."""
+        """True if the experts' outputs are shifted, so that targets must be computed from outputs."""
         self._products = torch.float32
         self._task: CurrentTask | None = None
         self._sums: LinearSums | None = None
@@ -78,7 +79,7 @@ class LinearGroup:
         return ([self.names[0]], []) if self.route(tokens) == "inputs" else ([], [*self.names])
 
     def features(self, inputs: Named, tokens: TokenRows) -> Float[Tensor, "n d"]:
-        """Return the group's input, one row per counted token."""
+        """Return the group's input, one row per token with non-zero weight."""
         return tokens.take(inputs[self.names[0]])
 
     def expert_outputs(self, outputs: Named, expert: Named, tokens: TokenRows) -> Float[Tensor, "n m"]:
@@ -89,7 +90,7 @@ class LinearGroup:
         return stacked - self.stack(expert, "bias", stacked.dtype) if self._biased else stacked
 
     def expert_inputs(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
-        """Return an expert's inputs of these maps at the counted tokens, and the rows of these.
+        """Return an expert's inputs of these maps at the tokens with non-zero weight, and the rows of these tokens.
 
         Args:
             inputs: of the student's modules; a mixture needs those of its router.
@@ -98,7 +99,7 @@ class LinearGroup:
         return self.features(theirs, tokens), tokens
 
     def begin_acting(self, vectors: TaskVectors, dtype: torch.dtype) -> TaskVectorEffect:
-        """Start to measure, in products of `dtype`, how strongly a task's vectors act on its tokens."""
+        """Begin to measure, with products in `dtype`, how strongly a task's vectors act on its tokens."""
         base = self.stack(vectors.base, "weight", dtype)
         rows = [spanning_rows(vectors.map_vector(name, self._modules[name], dtype))[0].to(base) for name in self.names]
         return TaskVectorEffect(torch.cat(rows), base)
@@ -113,14 +114,14 @@ class LinearGroup:
         config: CalibrationConfig,
         weighed: TokenRows | None = None,
     ) -> None:
-        """Count one batch of the current task: x_cal, and the inputs of the target on the task's route.
+        """Add one batch of the current task: x_cal, and the inputs of the target on the task's route.
 
         Args:
             inputs: of the student's modules by name.
             trace: the expert's inputs and outputs of the modules that `expert_modules` names.
             expert: its tensors of the block.
-            tokens: the counted tokens of the batch.
-            count: number of counted tokens of the whole task, which decides the route.
+            tokens: the batch's tokens with non-zero weight.
+            count: number of such tokens in the whole task, which decides the route.
             weighed: the rows of `expert_inputs` with other weights; None to keep their own.
         """
         x, alpha = self.features(inputs, tokens), config.alpha
@@ -140,7 +141,7 @@ class LinearGroup:
     def _count(
         self, x: Float[Tensor, "n d"], r: Float[Tensor, "n r"], tokens: TokenRows, route: str, count: int
     ) -> None:
-        """Add rows to the current task; the first rows begin it."""
+        """Add rows to the current task; the first rows start it."""
         if self._task is None:
             self._task = CurrentTask(self.new_task(r.shape[1], x.device, sum_dtype(x.dtype)), route, count)
         self._task.statistics.update(x, r, tokens)
@@ -157,8 +158,8 @@ class LinearGroup:
             directions: its margin gradients, by name of the map inside the block; None for the plain squared error.
 
         Raises:
-            InputError: a part of the task's tokens was not counted, nor merged.
-            NumericalError: no token of it counts.
+            InputError: a part of the task's tokens was neither added nor merged.
+            NumericalError: no token of the task has weight.
         """
         current, self._task = self.current, None
         self._require_whole(current)
@@ -200,7 +201,7 @@ class LinearGroup:
         """Add the vectors of a finished task to the prior of every map (the recipe "informed").
 
         Raises:
-            NumericalError: a task vector that is not finite; names the map.
+            NumericalError: a task vector is not finite; the message names the map.
         """
         sums = self.sums
         if not sums.priors:
@@ -219,7 +220,7 @@ class LinearGroup:
         return torch.promote_types(self._products, torch.float32)
 
     def _require_whole(self, current: CurrentTask) -> None:
-        """Check that all tokens of a task were counted, and that at least one of them has weight."""
+        """Check that all tokens of a task were added, and that at least one of them has weight."""
         if not current.statistics.weight > 0:
             raise uncounted_error(self)
         if current.counted != current.tokens:
@@ -233,17 +234,19 @@ class LinearGroup:
         return False
 
     def finite(self) -> Bool[Tensor, ""]:
-        """Say whether the sums over the finished tasks are finite, judged by the smallest ones, on their device."""
+        """Say whether the sums over the finished tasks are finite, judged by the smallest
+        sums, as a tensor on their device.
+        """
         return torch.isfinite(self.sums.omega + self.sums.target_mean.sum())
 
     def merge(self, other: LinearGroup) -> None:
-        """Add the counts of another group of the same maps: other tasks, or other samples of the current one.
+        """Add the statistics of another group of the same maps: other tasks, or other samples of the current task.
 
         `other` is empty afterwards. Merge a task that is split before `end_task`; finished tasks may be merged in any
         order.
 
         Raises:
-            InputError: other maps, another precision, or parts that are not of one task.
+            InputError: maps, precision or task differ.
         """
         require_alike(str(self), self._account(), other._account())
         task, sums, products = other._task, other._sums, other._products
@@ -291,7 +294,7 @@ class LinearGroup:
             W* `[m, d]` and b* `[m]` of every map in the precision of the solve, by name inside the block.
 
         Raises:
-            NumericalError: features are not finite, or the system cannot be solved; names the maps.
+            NumericalError: features are not finite, or the system cannot be solved; the message names the maps.
         """
         # Given up before the solve, which is where memory is largest.
         sums, self._sums = self.sums, None
@@ -368,7 +371,7 @@ class LinearGroup:
         left: Callable[[], Tensor],
         ridge: float,
     ) -> Float[Tensor, "m d"]:
-        """Return the weight of one map with errors weighed by the experts' decisions, from the plain solution."""
+        """Return the weight of one map with errors weighted by the experts' decisions, from the plain solution."""
         (name,) = names
         place = self.names.index(name)
         tasks = [
@@ -389,7 +392,7 @@ class LinearGroup:
         anchor: Float[Tensor, " m"],
         lam: float,
     ) -> Float[Tensor, " m"]:
-        """Return the biases of all maps with errors weighed by the experts' decisions."""
+        """Return the biases of all maps with errors weighted by the experts' decisions."""
         errors = [torch.split(own.target_mean - weight.to(own.mean) @ own.mean, self._rows) for own, _ in sums.apart]
         omegas, pulls = [own.omega for own, _ in sums.apart], torch.split(anchor, self._rows)
         return torch.cat([
@@ -429,17 +432,17 @@ class LinearGroup:
 
     @property
     def current(self) -> CurrentTask:
-        """Return the task that is being counted.
+        """Return the current task.
 
         Raises:
-            NumericalError: no token was counted.
+            NumericalError: no token was added.
         """
         if self._task is None:
             raise uncounted_error(self)
         return self._task
 
     def let_go(self) -> None:
-        """Release all statistics, which another group has taken."""
+        """Release all statistics, after another group has taken them over."""
         self._task = self._sums = None
 
     def combine(self, others: Sequence[LinearGroup], shares: Sequence[float]) -> None:

@@ -1,4 +1,6 @@
-"""Find the counted tokens and their weights, before a stage starts; they are the same in every block of it."""
+"""Find the tokens with non-zero weight, and their weights, before a stage starts; they are
+the same in every block of it.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ Named = Mapping[str, Tensor]
 
 
 def uncounted_error(what: object) -> NumericalError:
-    """Return the error for a task without a counted token; `what` was to be counted."""
+    """Return the error for a task in which no token has weight; `what` names the statistics."""
     return NumericalError(f"{what}: no token of a task counts; see its samples")
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """The counted tokens of one batch under one weighting."""
+    """The tokens of one batch with non-zero weight, under one weighting."""
 
     count: int
     """Number of tokens with a weight above 0."""
@@ -83,14 +85,16 @@ class TaskRows:
     task: str = ""
     """Name of the task, if the batches are a part of it."""
     whole: Mapping[str, int] = field(default_factory=dict)
-    """Counted tokens of that whole task, by weighting; empty if the batches are the whole task."""
+    """Numbers of tokens with non-zero weight in that whole task, by weighting; empty if the
+    batches are the whole task.
+    """
 
     def count(self, weighting: str) -> int:
         """Return the number of tokens with non-zero weight in the whole task (all ranks)."""
         return self.whole[weighting] if self.whole else self._own(weighting)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of counted tokens of these batches, by weighting."""
+        """Return the number of tokens with non-zero weight in these batches, by weighting."""
         return {weighting: self._own(weighting) for weighting in (self.batches[0] if self.batches else ())}
 
     def part_of(self, task: str, counts: Iterable[Mapping[str, int]]) -> TaskRows:
@@ -130,5 +134,5 @@ def find_token_rows(stage: Stage, calls: Iterable[Call], batches: Sequence[Batch
 def lane_rows(
     stage: Stage, lanes: Mapping[str, ModelStream], experts: Mapping[str, ExpertPass], options: TokenOptions
 ) -> dict[str, TaskRows]:
-    """Find the `task_rows` of every task whose lane has entered the stage."""
+    """Find the `TaskRows` of every task whose lane has entered the stage."""
     return {task: find_token_rows(stage, lane.calls, experts[task].batches, options) for task, lane in lanes.items()}

@@ -51,7 +51,7 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
         by its own library.
 
     Raises:
-        InputError: not a model that the other layout can hold; lists all reasons.
+        InputError: not a model that the other layout can hold; the message lists all reasons.
         NumericalError: the two libraries do not agree; nothing is written.
     """
     if layout not in LIBRARIES:

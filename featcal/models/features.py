@@ -28,8 +28,9 @@ def final_features(
 ) -> Float[Tensor, "n k"]:
     """Return final features `[n, k]` of all batches, on the compute device; one block is in memory at a time.
 
-    Args: kept: remembers which batches were compared with the library's own forward. name: of these batches in `kept`;
-        not the name of a task for which the model has a map.
+    Args:
+        kept: remembers which batches were compared with the library's own forward.
+        name: of these batches in `kept`; not the name of a task for which the model has a map.
     """
     alone = ExpertPass(name, model, list(batches), (), compute, kept)
     return expert_features(Run(adapter, model, model, head, compute), {name: alone})[name]
@@ -56,7 +57,8 @@ def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]
     else the mean over the stage's own tokens without padding. The last layer gives the final features `[n, k]`, through
     the model's map for the task if it has one.
 
-    Args: one: the samples with any model; results that are cached for it are not computed again.
+    Args:
+        one: the samples with any model; results that are cached for it are not computed again.
     """
     adapter, found = run.adapter, {}
     with walking(adapter):

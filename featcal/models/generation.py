@@ -239,8 +239,10 @@ class TextAnswerer:
 
 def prompt_batch(batch: Mapping[str, Tensor], longest: int | None = None) -> Mapping[str, Tensor]:
     """Return the prompts of a batch; a text without an answer, such as one that an expert generated, is cut to its
-    first half. Args: longest: number of tokens above which the prompt of a decoder loses its beginning, except its
-    first token.
+    first half.
+
+    Args:
+        longest: number of tokens above which the prompt of a decoder loses its beginning, except its first token.
     """
     kept, answer = batch["attention_mask"], batch.get("completion_mask")
     # Texts with a picture must stay whole, and an encoder's prompts are as long as its samples.

@@ -44,7 +44,7 @@ def run_block(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: C
         tensors: the model's, placed, by name inside the block.
 
     Raises:
-        InputError: torch lacks one of the block's operations on this device; names the block.
+        InputError: torch lacks one of the block's operations on this device; the message names the block.
     """
     try:
         return stage.advance(call, block.run(tensors, call))
@@ -66,8 +66,10 @@ Thing = BlockStep | Call | Sums
 class WalkCache:
     """Cache, limited in size, of results of one walk that the next walk reuses. It holds the first calls of every lane;
     for lanes whose model stays the same (the experts'), also all steps and sums of their weights. These depend on
-    models and samples, not on lam, rho or alpha. Args: budget: size in bytes; blocks that do not fit are run again each
-    time.
+    models and samples, not on lam, rho or alpha.
+
+    Args:
+        budget: size in bytes; blocks that do not fit are run again each time.
     """
 
     def __init__(self, budget: int) -> None:
@@ -130,8 +132,10 @@ class WalkCache:
             self._entries[key] = made_of, things, effort
 
     def spare(self, key: Hashable, asked: Iterable[Thing]) -> None:
-        """Count the results under a key as reused. Args: asked: the results that would have
-        been stored if there had been none.
+        """Count the results under a key as reused.
+
+        Args:
+            asked: the results that would have been stored if there had been none.
         """
         self.spared.add(self._entries[key][2])
         self.spared_bytes += sum(map(_bytes, asked))
@@ -202,8 +206,9 @@ class ModelStream:
     Args:
         batches: shared by all lanes of the task.
         store: bounds the states that lie in memory between two blocks.
-        kept: cache that is shared with earlier and later walks. name: of the lane in `kept`. fixed: whether the next
-            walk has the same model, so that its steps are worth caching.
+        kept: cache that is shared with earlier and later walks.
+        name: of the lane in `kept`.
+        fixed: whether the next walk has the same model, so that its steps are worth caching.
     """
 
     def __init__(

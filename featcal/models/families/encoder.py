@@ -360,7 +360,8 @@ def _pooling(facts: EncoderFacts, stated: str | None) -> EncoderFacts:
 def _choose_pooling(facts: EncoderFacts, stated: str) -> EncoderFacts:
     """Return the facts with the pooling that a configuration states, "cls" or "mean".
 
-    Raises: InputError: it states another word.
+    Raises:
+        InputError: it states another word.
     """
     known: Mapping[str, Pooling] = {"cls": "first", "mean": "mean"}
     if stated not in known:

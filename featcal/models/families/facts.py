@@ -28,8 +28,10 @@ class Facts(Protocol):
 def class_of(facts: Facts, kind: type[Kind], name: str, **own: object) -> type[Kind]:
     """Return the adapter of one row of facts.
 
-    Args: kind: the class that all rows of the table have in common. name: of the kind, before the model type. own:
-        further attributes of the class.
+    Args:
+        kind: the class that all rows of the table have in common.
+        name: of the kind, before the model type.
+        own: further attributes of the class.
 
     Raises:
         AttributeError: the installed transformers has no class of that name.

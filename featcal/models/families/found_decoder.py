@@ -148,7 +148,9 @@ def _find_blocks(model: Any) -> str:
 
 
 def _imitate_block(block: Block, call: Call) -> Any:
-    """Return constants of the same form as a block's output. Raises:
+    """Return constants of the same form as a block's output.
+
+    Raises:
         InputError: a linear map inside the block gets another input than `[batch, tokens, width]`, or its output is
             changed in place, so that it cannot be captured.
     """

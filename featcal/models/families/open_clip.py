@@ -50,7 +50,8 @@ class SplitAttention(nn.Module):
     It is called like `nn.MultiheadAttention` (and then returns a pair), like open_clip's own `Attention`, or with `k_x`
     and `v_x`. Masks are additive.
 
-    Raises: InputError: the attention has options that these maps do not cover.
+    Raises:
+        InputError: the attention has options that these maps do not cover.
     """
 
     def __init__(self, fused: Any) -> None:
