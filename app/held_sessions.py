@@ -17,7 +17,7 @@ from featcal.system.progress import release_memory
 from featcal.system.sandbox import ServerRules
 
 MOST = 4
-"""Most suites that are open at once."""
+"""Largest number of suites that are open at once."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Held:
             return session
 
     def let_go(self) -> None:
-        """Close suites that are idle for too long."""
+        """Close suites that have been idle for too long."""
         if self._rules is None:
             return
         with self._lock:

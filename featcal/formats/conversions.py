@@ -65,8 +65,8 @@ def explain_training_state(folder: str | Path, names: Collection[str]) -> str:
 
 
 def untie_base(aliases: Mapping[str, str]) -> str:
-    """Explain how to give the base a separate head, if its head is tied to its embedding and nothing else is wrong;
-    else "".
+    """Explain how to save a base whose head is tied to its embedding with a separate head; "" if more than the head is
+    tied.
 
     Args:
         aliases: other names of tensors that several modules share → those tensors.

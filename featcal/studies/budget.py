@@ -17,10 +17,10 @@ METHODS = OF_SAMPLES
 
 
 def study_budget(session: Session, plan: StudyPlan, counts: Sequence[int] = COUNTS) -> Study:
-    """Measure every method with every number of samples per task; a task that has fewer gives all it has.
+    """Measure every method with every number of samples per task; a task with fewer samples gives all of them.
 
     Raises:
-        InputError: no number, one below 1, or a name that is invalid or has its own number of samples.
+        InputError: there is no number, one is below 1, or a name is invalid or has its own number of samples.
     """
     if not counts or min(counts) < 1:
         raise InputError("counts: give numbers of samples, at least 1 each")

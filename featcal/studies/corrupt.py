@@ -29,8 +29,8 @@ def study_corruption(
     """Measure every method on clean calibration pictures, then on every kind of corruption at every severity.
 
     Raises:
-        InputError: samples are not raw pictures, the suite's own are already corrupted, no kind or severity is named,
-            or an unknown one.
+        InputError: samples are not raw pictures, the suite's own samples are already corrupted, or kinds or severities
+            are missing or unknown.
     """
     if not (kinds and severities):
         raise InputError("no kind or severity of corruption is named; leave the option out for the usual ones")
@@ -58,7 +58,7 @@ def corrupt_suite(suite: Suite, kind: str, severity: int) -> Suite:
     """Return the suite with its calibration pictures corrupted.
 
     Raises:
-        InputError: a task's samples are not raw pictures, or an unknown kind or severity.
+        InputError: a task's samples are not raw pictures, or kind or severity is unknown.
     """
     if kind not in CORRUPTIONS or severity not in range(1, 6):
         raise InputError(f"{kind}, severity {severity}: kinds are {', '.join(CORRUPTIONS)}, severities 1 to 5")

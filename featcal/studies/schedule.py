@@ -29,7 +29,7 @@ METHODS = ("calibrated", *PROPOSED)
 FORWARD, STALE, PARALLEL = SCHEDULES = ("forward", "stale", "parallel")
 EXCESS = "excess"
 _SOURCE = {STALE: "stale", PARALLEL: "merged"}
-"""Order → the feature source of its blocks in Prop. 8."""
+"""Order of calibration → the feature source of its blocks in Prop. 8."""
 
 
 def study_schedule(session: Session, plan: StudyPlan) -> Study:

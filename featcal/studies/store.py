@@ -18,7 +18,7 @@ from featcal.system.fingerprints import json_digest
 from featcal.system.resources import cache_folder
 
 _DIGITS = 6
-"""Written digits: far more than are significant."""
+"""Number of digits that are written: far more than are significant."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RowResult:
 
 
 def round_found(found: RowResult) -> RowResult:
-    """Return it with numbers rounded as in files, so that a result equals its copy read from disk."""
+    """Return the result with numbers rounded as in files, so that it equals its copy read from disk."""
     return _FOUND.validate_python(_round_numbers(asdict(found)))
 
 

@@ -19,7 +19,7 @@ class Spread:
 
     mean: float
     low: float | None
-    """Ends of the 95 % interval of the mean by Student's t over seeds; None for a single row."""
+    """Ends of the 95 % interval of the mean, by Student's t over seeds; None for a single seed."""
     high: float | None
 
 
@@ -48,7 +48,7 @@ class Summary:
     """Seconds of the processor for making the model."""
     wall: float | None
     peak_bytes: int | None
-    """Largest of all seeds."""
+    """Largest peak of all seeds."""
     needs: tuple[str, ...]
     beside: Mapping[str, float]
     """Further measurements of this study."""

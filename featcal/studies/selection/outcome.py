@@ -38,7 +38,7 @@ class Candidate:
     score: Score | None
     """None if it failed on a fold."""
     margin: Margin | None
-    """From the default to this one; None if either has no score."""
+    """Margin from the default to this candidate; None if either has no score."""
     failure: str
     """Reason of a failure, or ""."""
     seconds: float
@@ -52,7 +52,7 @@ class SelectionVerdict:
     start: Candidate
     repair: Candidate
     margin: Margin
-    """From the repair to the start."""
+    """Margin from the repair to the start."""
 
     @property
     def start_wins(self) -> bool:
@@ -83,10 +83,11 @@ class Selection(Drawable):
     config: CalibrationConfig | None
     """Chosen options, for all calibration samples. None if the start is better as it is."""
     candidates: tuple[Candidate, ...]
-    """The best first; those that failed last."""
+    """All candidates, the best first, those that failed last."""
     margin: Margin | None
-    """From the default to the chosen one; 0 if that is the default. The choice was made on these samples, so it
-    flatters. None if either was not scored."""
+    """Margin from the default to the chosen candidate; 0 if they are the same. It is optimistic, since the choice
+    was made on these samples. None if either was not scored.
+    """
     folds: Mapping[str, tuple[tuple[int, ...], ...]]
     """By task and fold: positions of the held-out samples in the source of the calibration samples."""
     samples: Mapping[str, int]
