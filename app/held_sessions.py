@@ -94,7 +94,8 @@ class Held:
         limit = None if self._rules is None else self._rules.max_memory
         if limit is not None and wanted > limit:
             raise InputError(
-                f"this suite needs about {readable(wanted)} of memory, and this server gives suites {readable(limit)}; "
+                f"this suite needs about {readable(wanted)} of memory, and this server allows {readable(limit)} for "
+                "all suites; "
                 "use it on a machine of your own (pip install 'featcal[app]')"
             )
         out: list[_Open] = []

@@ -132,7 +132,9 @@ def take_step(given: FitInputs, options: MarginStep) -> Made:
     """
     run, model, adapter = given.run, given.family.merged, given.run.adapter
     if any(block.mixtures for block in adapter.blocks()):
-        raise InputError(f"margin-step: a {adapter.family} model is a mixture, whose maps see some tokens each")
+        raise InputError(
+            f"margin-step: a {adapter.family} model is a mixture, whose experts get only some of the tokens"
+        )
     try:
         heads = heads_of(given.family, {task: one.weights for task, one in given.experts.items()}, "calibration")
     except NoScores as error:
@@ -260,7 +262,7 @@ def watch_outputs(maps: Mapping[str, nn.Module]) -> Iterator[tuple[dict[str, Ten
     def watch(name: str) -> Any:
         def hook(_: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
             if output.ndim != 3:
-                raise InputError(f"margin-step: {name} puts out {list(output.shape)}, not [samples, tokens, width]")
+                raise InputError(f"margin-step: {name} returns {list(output.shape)}, not [samples, tokens, width]")
             inputs[name] = given[0].detach()
             shifts[name] = torch.zeros_like(output).requires_grad_()
             return output + shifts[name]

@@ -110,7 +110,7 @@ def with_modules(
     """
     if tasks_with_own_modules(model):
         raise InputError(
-            f"{kind}: {model.label} has maps or heads of its own of {some(sorted(tasks_with_own_modules(model)))}"
+            f"{kind}: {model.label} already has maps or heads for {some(sorted(tasks_with_own_modules(model)))}"
         )
     if run.adapter.answers == "text":
         raise InputError(

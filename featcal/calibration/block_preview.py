@@ -92,7 +92,7 @@ class Preview:
         config = resolve_options(config, self.run.adapter, self.before)
         free = (*(name for name in NUMBERS[self.config.recipe] if name != "mu" or self.config.mu), "biases")
         if replace(config, **{name: getattr(self.config, name) for name in free}) != self.config:
-            raise InputError(f"a preview can have other {', '.join(free)} than its exact run, and no other option")
+            raise InputError(f"a preview can differ from its exact run in {', '.join(free)} alone; make an exact run")
         run, block = self.run, self.block
         with walking(run.adapter):
             merged = run.merged.read(block.names)
@@ -129,7 +129,10 @@ def build_preview(
     adapter = run.adapter
     config = resolve_options(config, adapter, measured)
     if config.decisions:
-        raise InputError("there is no preview with decisions: the directions of every expert would have to be kept")
+        raise InputError(
+            "there is no preview with decisions, which would have to store the directions of every expert; set "
+            "decisions to 0"
+        )
     names = {layer: name for name, layer in adapter.block_names().items()}
     if layer not in names:
         raise InputError(f"no block '{layer}', only {', '.join(names)}.{did_you_mean(layer, names)}")
@@ -139,7 +142,7 @@ def build_preview(
         streams.find_rows(stage, config)
         whole = [BlockStatistics(stage, index, one, chosen) for one in corners(config)]
         if not whole[0].modules:
-            raise InputError(f"{layer}: these options leave it as merged; there is nothing to preview")
+            raise InputError(f"{layer}: these options do not calibrate this block, so there is nothing to preview")
         if config.recipe == PAPER:
             streams.count(whole, run.merged.read(block.names))
             statistics = [whole]

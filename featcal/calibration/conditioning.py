@@ -92,7 +92,9 @@ def measure_conditioning(
     adapter, found = family.adapter, list[Conditioning]()
     config = resolve_options(config, adapter, family.suite.tasks)
     if config.decisions:
-        raise InputError("with decisions a system is not of one matrix per map; measure its conditioning without them")
+        raise InputError(
+            "decisions couples the rows of a map in one system, whose conditioning is not measured; set decisions to 0"
+        )
     layers = adapter.block_names()
 
     def look(statistics: BlockStatistics) -> None:

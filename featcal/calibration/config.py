@@ -36,7 +36,8 @@ def resolve_recipe(adapter: Adapter, tasks: Collection[str], asked: Mapping[str,
     """
     if asked.get("augment") and adapter.modality != "pixels":
         raise InputError(
-            f"augment varies pictures, and a {adapter.family} model reads text; leave it out, or give more samples"
+            f"augment makes varied copies of pictures, but a {adapter.family} model reads text; leave it out, or give "
+            "more samples"
         )
     _refuse_idle(adapter, [name for name in asked if asked[name]])
     options = {name: value for name, value in adapter.defaults.items() if name not in OF_A_RECIPE} | dict(asked)
@@ -103,7 +104,9 @@ def resolve_options(config: Any, adapter: Adapter, tasks: Collection[str]) -> Ca
     """
     if not isinstance(config, CalibrationConfig):
         kind = type(config).__name__
-        raise InputError(f"options of a calibration are a featcal.CalibrationConfig(lam=0.05, …), not a {kind}")
+        raise InputError(
+            f"give the options of a calibration as featcal.CalibrationConfig(lam=0.05, …), not as a {kind}"
+        )
     # What is on by default means nothing to many architectures, and was not asked for.
     given = {name: value for name, value in asdict(config).items() if value != getattr(CalibrationConfig, name)}
     _refuse_idle(adapter, [name for name, value in given.items() if value])
@@ -129,7 +132,7 @@ def _check_grid(config: CalibrationConfig, adapter: Adapter) -> None:
     """
     kind = f"quantize: a {adapter.family} model"
     if not adapter.reads_packed:
-        raise InputError(f"{kind} with packed weights is one that {adapter.library} does not load; leave quantize out")
+        raise InputError(f"{kind} with packed weights cannot be loaded by {adapter.library}; leave quantize out")
     maps = [(block.stored_name(name), module) for block in adapter.blocks() for name, module in block.maps.items()]
     if any(block.mixtures for block in adapter.blocks()):
         raise InputError(f"{kind} has experts of a mixture, which featcal does not quantise; leave quantize out")

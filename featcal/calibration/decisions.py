@@ -77,12 +77,18 @@ def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -
     """
     adapter = family.adapter
     if any(block.mixtures for block in adapter.blocks()):
-        raise InputError(f"decisions: a {adapter.family} model is a mixture, whose maps see some tokens each; set it 0")
+        raise InputError(
+            f"decisions: a {adapter.family} model is a mixture, whose experts get only some of the tokens; set "
+            "decisions to 0"
+        )
     if run.ranks.several:
-        raise InputError("decisions: every task's own sums are solved together, in one process; start one, or set it 0")
+        raise InputError(
+            "decisions: the sums of all tasks are solved together in one process; start a single process, or set "
+            "decisions to 0"
+        )
     if torch.is_inference_mode_enabled():
         raise InputError(
-            "decisions: gradients are measured, which torch.inference_mode rules out; torch.no_grad does not"
+            "decisions: its gradients cannot be measured in torch.inference_mode; use torch.no_grad instead"
         )
     try:
         heads = heads_of(family, {task: one.weights for task, one in passes.items()}, "calibration")
@@ -177,7 +183,7 @@ def _shift_outputs(adapter: Adapter, samples: int) -> Iterator[dict[str, Tensor]
         def hook(_: nn.Module, __: Any, output: Tensor) -> Tensor:
             if output.ndim != 3 or len(output) != samples:
                 raise InputError(
-                    f"decisions: {name} puts out {list(output.shape)} of {samples} samples, not [samples, tokens, "
+                    f"decisions: {name} returns {list(output.shape)} of {samples} samples, not [samples, tokens, "
                     "width]; set it 0"
                 )
             shifts[name] = output.new_zeros(samples, 1, output.shape[-1]).requires_grad_()

@@ -41,7 +41,9 @@ class LinearGroup:
         self.weighting = weighting
         biased = {name for name in names if getattr(modules[name], "bias", None) is not None}
         if biased and len(biased) < len(names):
-            raise InputError(f"{', '.join(names)}: maps with and without bias in one group; featcal solves them apart")
+            raise InputError(
+                f"{', '.join(names)}: maps with and without bias in one group; featcal solves them separately"
+            )
         self._biased = bool(biased)
         self._modules = {name: modules[name] for name in names}
         self._rows = [widths(modules[name])[1] for name in names]

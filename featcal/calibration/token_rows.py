@@ -23,7 +23,7 @@ Named = Mapping[str, Tensor]
 
 def uncounted_error(what: object) -> NumericalError:
     """Return the error for a task in which no token has weight; `what` names the statistics."""
-    return NumericalError(f"{what}: no token of a task counts; see its samples")
+    return NumericalError(f"{what}: no token of a task has weight; see its samples")
 
 
 @dataclass(frozen=True)

@@ -137,11 +137,11 @@ def _refuse_together(more: Collection[str], shown: _SampleAndLayer, max_memory: 
         if name in more and max_memory is not None:
             raise click.UsageError(f"{why} in memory; leave out --max-memory")
     if shown.sample is not None and not {"depth", "tokens"} & {*more}:
-        raise click.UsageError("--sample is the one that --depth or --tokens each shows; add one of them")
+        raise click.UsageError("--sample needs --depth or --tokens each")
     if "tokens" in more and shown.sample is None:
-        raise click.UsageError("--tokens each shows the tokens of one sample; add --sample")
+        raise click.UsageError("--tokens each needs --sample, the sample whose tokens it shows")
     if shown.layer is not None and "tokens" not in more:
-        raise click.UsageError("--layer is the one whose tokens are shown; add --tokens each")
+        raise click.UsageError("--layer needs --tokens each")
 
 
 def _measure_drift(
@@ -222,7 +222,7 @@ def features_command(
     from featcal.suite.views import EvaluationSamples
 
     if pooled and not as_json:
-        raise click.UsageError("--pooled features are in the JSON document alone; add --json")
+        raise click.UsageError("--pooled needs --json: only the JSON document has these features")
     session = opening.open_suite_session(suite, device, one_shot=False)
     clouds = FeatureMaps.from_names(session, models, EvaluationSamples(samples, split, seed))
     frame = clouds.to_frame(tasks, layers, alone=own_map, pooled=pooled, progress=bar())

@@ -104,7 +104,7 @@ def calibrate_command(
         session = opening.open_suite_session(suite, device)
         family = session.fit.family_with(model)
         if require_canary and not family.adapter.generates:
-            raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
+            raise InputError(f"--require-canary has no effect: a {family.adapter.family} model generates no text")
         # Notes and a progress bar once for all processes.
         config, progress = config_for(family, **chosen), silent if ranks.rank else bar()
         if not ranks.rank:

@@ -79,9 +79,9 @@ def app_command(
     from featcal.system.sandbox import ServerRules
 
     if shared != bool(roots):
-        raise click.UsageError("--shared and --root DIR belong together")
+        raise click.UsageError("--shared and --root DIR need each other; give both")
     if max_memory is not None and not shared:
-        raise click.UsageError("--max-memory is for --shared")
+        raise click.UsageError("--max-memory needs --shared")
     main = bundle_root() / "app" / "main.py"
     if not shared:
         return start_app(main, port, context.args, opens_browser=not no_browser)

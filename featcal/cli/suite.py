@@ -47,10 +47,10 @@ def check_command(suite: str, probe: bool | None, targets: tuple[str, ...], base
     """
     if targets:
         if probe is not None:
-            raise click.UsageError("--probe is for suites; --for looks at one model's folder")
+            raise click.UsageError("--probe needs a suite; --for checks the folder of one model")
         return check_folder(Path(suite), targets, base, as_json)
     if base is not None:
-        raise click.UsageError("--base is for --for; a suite names its own base")
+        raise click.UsageError("--base needs --for; a suite names its own base")
     load_libraries()
     from featcal.preflight.check import check_suite as preflight
 

@@ -87,7 +87,7 @@ def merge_command(suite: str, out: Path, device: str | None, as_json: bool, **op
     if is_recipe(suite):
         return _merge_recipe(suite, out, device, as_json, given)
     if from_recipe:
-        raise click.UsageError(f"{', '.join(from_recipe)}: for a recipe of mergekit, and '{suite}' is none")
+        raise click.UsageError(f"{', '.join(from_recipe)}: only for a recipe of mergekit, and '{suite}' is not one")
     _merge_suite(suite, out, device, as_json, options)
     return 0
 
@@ -101,14 +101,18 @@ def _merge_recipe(recipe: str, out: Path, device: str | None, as_json: bool, giv
     from featcal.system.paths import expand_home
 
     if idle := [f"--{name}" for name in ("method", "scale", "task") if name in given]:
-        raise click.UsageError(f"{', '.join(idle)}: for a suite; '{recipe}' is a recipe of mergekit, which says it")
+        raise click.UsageError(
+            f"{', '.join(idle)}: only for a suite; the recipe of mergekit '{recipe}' states this itself"
+        )
     asked = RecipeOrder(expand_home(recipe), given.get("merged"), given.get("base"), given.get("data", {}), out)
     if "calibrate" in given:
         if "max_memory" in given:
-            raise click.UsageError("--max-memory: for a merge alone; leave it out, or calibrate by featcal calibrate")
+            raise click.UsageError(
+                "--max-memory: not with --calibrate; leave it out, or merge first and run featcal calibrate"
+            )
         return calibrate_by_recipe(asked, given["calibrate"], device or "auto", as_json)
     if idle := [f"--{name}" for name in ("merged", "data") if name in given]:
-        raise click.UsageError(f"{', '.join(idle)}: with --calibrate alone")
+        raise click.UsageError(f"{', '.join(idle)}: only with --calibrate")
     document = merge_by_recipe(asked, out, given.get("max_memory"), _merging_device(device))
     say_notes(document)
     print_document(document, as_json, [(document["out"], document["method"])], ("written", "method"))
@@ -128,7 +132,7 @@ def _merge_suite(suite: str, out: Path, device: str | None, as_json: bool, optio
     method, scale, task = options["method"], options["scale"], options["task"]
     if method is not None and is_baseline(model_name(method).kind):
         if scale is not None:
-            raise click.UsageError(f"--scale means nothing to {model_name(method).kind}")
+            raise click.UsageError(f"{model_name(method).kind} has no --scale; leave it out")
         if task is not None and MODULES not in methods.method(model_name(method).kind).about.needs:
             raise click.UsageError(_ONE_FOR_ALL)
         if options["max_memory"] is not None:
@@ -203,22 +207,22 @@ def export_command(folder: str, layout: str | None, kind: str, out: Path, as_jso
     """
     if kind == "adapter":
         if layout is not None:
-            raise click.UsageError("--format is for whole models; an adapter has the layout of peft")
+            raise click.UsageError("--format does not apply to an adapter, which has the layout of peft")
         if options["targets"] or options["base"] is not None:
-            raise click.UsageError("--for and --base are for whole models; an adapter has --base-model")
+            raise click.UsageError("--for and --base do not apply to an adapter; give --base-model")
         _export_adapter(folder, out, as_json, options)
         return
     targets, base = options.pop("targets"), options.pop("base")
     if given := [name for name, value in options.items() if value is not None]:
         flags = ", ".join(_FLAGS.get(name, f"--{name.replace('_', '-')}") for name in given)
-        raise click.UsageError(f"{flags}: for --as adapter alone")
+        raise click.UsageError(f"{flags}: only with --as adapter")
     if targets:
         if layout == "open_clip":
-            raise click.UsageError("--for gives a folder of transformers; leave --format out")
+            raise click.UsageError("--for writes the layout of transformers; leave --format out")
         export_folder(folder, targets, base, out, as_json)
         return
     if base is not None:
-        raise click.UsageError("--base is for --for")
+        raise click.UsageError("--base needs --for")
     from featcal.export.change_layout import convert
 
     document = convert(folder, out, layout or "hf")

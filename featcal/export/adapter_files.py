@@ -236,7 +236,9 @@ def _verify(folder: Path, adapter: Adapter, change: LowRankDifference) -> None:
             limit = 4 * torch.finfo(wanted[name].dtype).eps * float(wanted[name].abs().max())
             # Written so that NaN fails too.
             if not apart <= limit:
-                raise NumericalError(f"{folder}: over its start the adapter gives another '{name}', by {apart:.1e}")
+                raise NumericalError(
+                    f"{folder}: with the adapter, tensor '{name}' differs from the model's by {apart:.1e}"
+                )
 
 
 def _parts(adapter: Adapter) -> Iterator[list[str]]:

@@ -236,7 +236,9 @@ def carry_companions(source: Path, target: Path, record: Mapping[str, Any]) -> N
     parts = [one for one in (HEADS, ADAPTERS) if record.get(one)]
     listed = [name for name in record.get("written") or () if str(name).partition("/")[0] in parts]
     if missing := [name for name in listed if not (source / name).is_file()]:
-        raise InputError(f"{source}: without {some(missing)}, which its {RECORD_FILE} names; get the folder whole")
+        raise InputError(
+            f"{source}: {some(missing)} is missing, which its {RECORD_FILE} names; get the complete folder"
+        )
     try:
         for part in parts:
             shutil.copytree(source / part, target / part)

@@ -177,7 +177,7 @@ def shards(index: Any, what: str) -> list[str]:
         names = sorted(set(index["weight_map"].values()))
         # An index may come from a stranger: its shards must not lead out of the folder.
         if not names or any(Path(name).name != name or len(name) > 255 for name in names):
-            raise ValueError("it names files that lie beside it")
+            raise ValueError("it may name only files in its own folder")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise InputError(f"{what} is not a valid index of shards ({error})") from error
     return names

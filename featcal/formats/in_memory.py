@@ -203,8 +203,8 @@ def _write_beside(model: Any, tools: Iterable[Any], folder: Path, label: str) ->
             model.generation_config.save_pretrained(folder)
         except ValueError as error:
             why = shorten(" ".join(str(error).split()), 200)
-            raise InputError(f"{label}: its generation_config contradicts itself ({why}); mend it") from error
+            raise InputError(f"{label}: its generation_config contradicts itself ({why}); correct it") from error
     for tool in tools:
         if not hasattr(tool, "save_pretrained") or hasattr(tool, "state_dict"):
-            raise InputError(f"{label}: a {type(tool).__name__} is no tokenizer or processor of transformers")
+            raise InputError(f"{label}: a {type(tool).__name__} is not a tokenizer or processor of transformers")
         tool.save_pretrained(folder)

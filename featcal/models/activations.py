@@ -152,7 +152,7 @@ class _Held:
             save_file(own, self._file)
         except (OSError, SafetensorError) as error:
             raise InputError(
-                f"cannot keep token states in {self._file.parent} ({error}); free disk space, or write to a disk with "
+                f"cannot store token states in {self._file.parent} ({error}); free disk space, or write to a disk with "
                 "more"
             ) from error
         self._store.spilled += self._size

@@ -117,7 +117,8 @@ def _forward(
     """
     if options.get("s_aux") is not None:
         raise InputError(
-            "this architecture's attention has sinks, a score beside those of the tokens; featcal does not compute them"
+            "this architecture uses attention sinks (an extra score besides those of the tokens), which featcal does "
+            "not compute"
         )
     if options.get("softcap") is not None:
         return _capped_attention(module, query, key, value, attention_mask, **options), None

@@ -25,7 +25,12 @@ def study_budget(session: Session, plan: StudyPlan, counts: Sequence[int] = COUN
     if not counts or min(counts) < 1:
         raise InputError("counts: give numbers of samples, at least 1 each")
     if fixed := [name for name in plan.methods if not takes_samples(name)]:
-        raise InputError(*(f"method '{name}' says its own number of samples; leave it to the counts" for name in fixed))
+        raise InputError(
+            *(
+                f"method '{name}' sets its own number of samples; leave it out, since the counts set it"
+                for name in fixed
+            )
+        )
     points = [
         point
         for count in dict.fromkeys(counts)

@@ -66,7 +66,7 @@ def corrupt_suite(suite: Suite, kind: str, severity: int) -> Suite:
     for name, task in suite.tasks.items():
         source = task.calibration
         if source is None or not source.pictures:
-            raise InputError(f"task '{name}': only pictures as people see them can be corrupted, not text or tensors")
+            raise InputError(f"task '{name}': only raw pictures can be corrupted, not text or preprocessed tensors")
         worse = source.model_copy(
             update={"corruption": Corruption.model_validate({"kind": kind, "severity": severity})}
         )

@@ -109,7 +109,9 @@ def model_before(session: Session, folder: Path) -> str | None:
     record = read_json(folder / RECORD_FILE, missing=missing)
     suite = session.family.suite
     if record.get("suite") != suite.name:
-        raise InputError(f"{folder} was made of the suite '{record.get('suite')}', not of '{suite.name}'; name that")
+        raise InputError(
+            f"{folder} was made from the suite '{record.get('suite')}', not from '{suite.name}'; name that suite"
+        )
     if record.get("command") == "merge" or "model" not in record:
         return None
     if record.get("command") != "calibrate":

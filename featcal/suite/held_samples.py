@@ -247,7 +247,8 @@ def _guess_columns(rows: HeldRows, label: str) -> dict[str, Any]:
         if "image" in names:
             return {}
         raise InputError(
-            f"{label}: which columns are what? There are {some(list(names))}; say columns={{'input': '{{…}}', "
+            f"{label}: it is not clear which column is what; there are {some(list(names))}. Give columns={{'input': "
+            f"'{{…}}', "
             "'target': '{…}'} for texts or {'image': …, 'label': …} for pictures"
         )
     found = {"input": f"{{{text}}}", **({"image": "image"} if "image" in names else {})}

@@ -40,7 +40,7 @@ def parse_yaml(text: str, label: str) -> Any:
     except yaml.YAMLError as error:
         raise InputError(f"{label}: {_yaml_problem(error)}") from None  # the cause quotes a line
     except (ValueError, LookupError, AttributeError):  # PyYAML's own, from values that a tag calls something else
-        raise InputError(f"{label}: not valid YAML: a value is not of the type that its tag or form says") from None
+        raise InputError(f"{label}: not valid YAML: a value does not have the type of its tag or form") from None
     finally:
         if loader is not None:
             loader.dispose()

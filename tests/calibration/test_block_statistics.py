@@ -190,7 +190,7 @@ def test_what_was_merged_is_given_up() -> None:
         one.merge(other)
         one.merge(other)
         assert_near(one.solve(*problem.models[-2:], CONFIG), in_one(problem), 1e-12)
-    with pytest.raises(NumericalError, match="no token of a task counts"):
+    with pytest.raises(NumericalError, match="no token of a task has weight"):
         Linears("mixed", True, False, torch.float64, 0).new().end_task({}, CONFIG)
 
 

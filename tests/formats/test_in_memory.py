@@ -151,5 +151,5 @@ def test_settings_of_generation_that_no_file_may_hold_are_refused() -> None:
 
 
 def test_tools_are_those_of_transformers() -> None:
-    with pytest.raises(InputError, match="base: a int is no tokenizer or processor of transformers"):
+    with pytest.raises(InputError, match="base: a int is not a tokenizer or processor of transformers"):
         HeldModel(_clip_tower(), "base", [3])

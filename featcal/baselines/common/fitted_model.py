@@ -100,7 +100,8 @@ class Fitted:
         if task is not None:
             if mapped is None:
                 raise InputError(
-                    f"{self.options.name}: one model for all tasks; only one with maps is written per task"
+                    f"{self.options.name}: it is one model for all tasks; only models with maps can be written for a "
+                    "single task"
                 )
             container = locate_task(family, mapped, task, _NAMED)
             title, record["task"] = f"{title}, {task}", task

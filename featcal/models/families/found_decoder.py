@@ -138,12 +138,12 @@ def _find_blocks(model: Any) -> str:
         if isinstance(module, nn.ModuleList) and len(module) == count and not inside:
             found.append(name)
     if len(found) != 1 or "." not in found[0]:
-        raise InputError(f"it has {len(found)} lists of {count} blocks inside it, and not one")
+        raise InputError(f"it has {len(found)} lists of {count} blocks inside it, expected one")
     parameters = [list(block.parameters()) for block in model.get_submodule(found[0])]
     if len({id(one) for own in parameters for one in own}) < sum(map(len, parameters)):
         raise InputError(f"the blocks '{found[0]}' share weights")
     if any(one.ndim > 2 for own in parameters for one in own):
-        raise InputError(f"the blocks '{found[0]}' have weights that are no matrices, such as experts of a mixture")
+        raise InputError(f"the blocks '{found[0]}' have weights that are not matrices, such as experts of a mixture")
     return found[0]
 
 
@@ -197,10 +197,10 @@ def _find_norm(model: Any, listed: str, head: str) -> tuple[str, bool]:
         buffers = dict(model.named_buffers())
         logits = functional_call(model, {**dict(model.named_parameters()), **buffers, **outer}, (), inputs).logits
     if len(seen) != len(blocks):
-        raise InputError(f"its {len(blocks)} blocks are called {len(seen)} times")
+        raise InputError(f"its {len(blocks)} blocks are called {len(seen)} times in all, expected once each")
     if len(called) != 1 or any(one.ndim > 1 for one in model.get_submodule(called[0][0]).parameters()):
         raise InputError(
-            f"after its blocks it runs {' and '.join(c[0] for c in called) or 'nothing'}, and not one norm"
+            f"after its blocks it runs {' and '.join(c[0] for c in called) or 'nothing'}, expected one norm"
         )
     name, entering, normed = called[0]
     # A tied head has no tensor of its own.

@@ -102,7 +102,7 @@ def _explain_refusal(folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise InputError(
-            f"what was found cannot be kept in {folder}: {error.strerror}; set FEATCAL_CACHE to a folder"
+            f"results cannot be stored in {folder}: {error.strerror}; set FEATCAL_CACHE to a folder"
         ) from error
 
 
