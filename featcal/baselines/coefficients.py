@@ -45,8 +45,8 @@ from featcal.system.errors import NumericalError
 
 @register_method(
     "coefficients",
-    "coefficients of the task vectors for every linear map, by least squares on the inputs that the merged model gives "
-    "it (after output-space projection)",
+    "coefficients of the task vectors for every linear map, by least squares on the map's inputs in the merged model "
+    "(after output-space projection)",
     paper="2605.29101",
     needs=(SAMPLES,),
 )

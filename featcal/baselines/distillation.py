@@ -44,8 +44,8 @@ RATES = (1, 1 / 4, 1 / 16)
 
 @register_method(
     "distillation",
-    "full-weight distillation: steps of Adam on features and scores of the experts, whose number held-out samples "
-    "choose; slow, a ceiling for what the same samples allow",
+    "full-weight distillation: steps of Adam on features and scores of the experts, as many as held-out samples "
+    "choose; slow, an upper bound for the same samples",
     needs=(
         SAMPLES,
         TRAINING,

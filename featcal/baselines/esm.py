@@ -54,7 +54,7 @@ Directions: TypeAlias = tuple[Tensor, Tensor]
 
 @register_method(
     "esm",
-    "Essential Subspace Merging: of every task vector the directions with the largest effect on its own features, "
+    "Essential Subspace Merging: from every task vector the directions with the largest effect on its own features, "
     "made orthogonal",
     paper="2602.20208",
     needs=(SAMPLES,),

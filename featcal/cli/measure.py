@@ -31,12 +31,10 @@ EACH = "each"
     type=click.Choice(["all", "class", EACH]),
     default="all",
     show_default=True,
-    help="Tokens that norms are taken over. 'each': all, and of the sample of --sample the drift of every token by "
-    "itself: of patches and class token of a picture, of the tokens of a text.",
+    help="Tokens included in norms. 'each': all, and for the sample of --sample also the drift of every single token: "
+    "of the patches and class token of a picture, or of the tokens of a text.",
 )
-@click.option(
-    "--sublayers", is_flag=True, help="Show attention and MLP of every block as layers of their own (Prop. 4)."
-)
+@click.option("--sublayers", is_flag=True, help="Show attention and MLP of every block as separate layers (Prop. 4).")
 @click.option("--attribution", is_flag=True, help="Attribute the final drift to the layers that caused it (Prop. 2).")
 @click.option("--output", is_flag=True, help="Measure score drift, its bound and the change of the loss (Props. 3, 7).")
 @click.option("--margins", is_flag=True, help="Show sample by sample which decisions cannot have changed (Eq. 44).")
@@ -44,12 +42,12 @@ EACH = "each"
 @click.option(
     "--task-vectors", is_flag=True, help="Show the cosine of the model's task vector to each expert's (Fig. 2d)."
 )
-@click.option("--source", is_flag=True, help="Measure what fitting on other feature sources would cost (Prop. 8).")
+@click.option("--source", is_flag=True, help="Measure the cost of fitting on other feature sources (Prop. 8).")
 @click.option(
     "--depth",
     is_flag=True,
     help="Show how many decisions agree with the expert's final one after every block, read through the model's last "
-    "norm and head. Heads are meant for the last layer: after others they show where decisions turn, no more.",
+    "norm and head. Heads are made for the last layer: after others they only show where decisions change.",
 )
 @click.option(
     "--sample",
@@ -61,8 +59,8 @@ EACH = "each"
 @click.option(
     "--maps",
     is_flag=True,
-    help="Show the mismatch of every linear map inside the blocks, each fed with what "
-    "the expert's own gets, and its share in what changed from the merged model.",
+    help="Show the mismatch of every linear map inside the blocks, each on the input of "
+    "the expert's own map, and its share in the change from the merged model.",
 )
 @MAX_MEMORY
 @DRAWN

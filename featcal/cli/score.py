@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     "--card",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Score the model in this written folder, what it was made of and the experts, and write the scores into its "
+    help="Score the model in this written folder, the model before it and the experts, and write the scores into its "
     "card.  [no card]",
 )
 @click.option("--answers", is_flag=True, help="Add each sample's answer and the right one to the document of --json.")
@@ -166,9 +166,7 @@ _OF_TABLES = {"seeds", "out", "as_csv", "as_markdown"}
 @click.option("--table", is_flag=True, help="Compare two models in a table as well.")
 @click.option("--samples", type=int, help="Calibration samples per task of the models in a table.  [64]")
 @SCORED
-@click.option(
-    "--seed", default=42, show_default=True, help="Decides which samples are drawn if two models are compared."
-)
+@click.option("--seed", default=42, show_default=True, help="Seed of the samples on which two models are compared.")
 @click.option("--seeds", help="Calibration seeds of a table, between commas.  [42,43,44]")
 @SHOWN
 def compare_command(suite: str, models: tuple[str, ...], table: bool, **options: Any) -> None:

@@ -109,7 +109,7 @@ def show_check(found: Preflight) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--merged",
-    help="Folder or Hub id of the merged model, if the method is none of featcal's.  [merged as the recipe says]",
+    help="Folder or Hub id of the merged model, if featcal does not have the method.  [merged by the recipe]",
 )
 @file_to_write("Suite file to write; must not exist.")
 @JSON

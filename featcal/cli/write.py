@@ -36,7 +36,7 @@ _ONE_FOR_ALL = "--task is for react, which has a map for every task"
     "--method",
     callback=note_folders,
     shell_complete=complete_model,
-    help=f"{', '.join(method_names())}; with options as in ties:density=0.3, and with the model that it is of as in "
+    help=f"{', '.join(method_names())}; options as in ties:density=0.3, the model on which it acts as in "
     "react@calibrated.  [the suite's own recipe]",
 )
 @click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else the method's own]")
@@ -52,11 +52,9 @@ _ONE_FOR_ALL = "--task is for react, which has a map for every task"
     type=click.Choice(RECIPES),
     is_flag=False,
     flag_value=PAPER,
-    help=f"With RECIPE: look at the merge and calibrate it too; {PAPER} without a word behind it.  [merge alone]",
+    help=f"With RECIPE: diagnose and calibrate the merge too, by this recipe; {PAPER} if none is named.  [merge alone]",
 )
-@click.option(
-    "--merged", help="With RECIPE and --calibrate: folder or Hub id of what mergekit made of it.  [featcal merges]"
-)
+@click.option("--merged", help="With RECIPE and --calibrate: folder or Hub id of mergekit's merge.  [featcal merges]")
 @click.option(
     "--base", help="With RECIPE: folder or Hub id of the model that the experts were fine-tuned from.  [the recipe's]"
 )
@@ -68,7 +66,7 @@ _ONE_FOR_ALL = "--task is for react, which has a map for every task"
     "write]",
 )
 @OUT
-@click.option("--device", help="auto, cpu or cuda. Mergers are computed on the CPU unless cuda is said.  [auto]")
+@click.option("--device", help="auto, cpu or cuda. Mergers run on the CPU unless cuda is given.  [auto]")
 @JSON
 def merge_command(suite: str, out: Path, device: str | None, as_json: bool, **options: Any) -> int:
     """Merge the experts of a suite into a checkpoint.
@@ -171,20 +169,20 @@ def _show_baseline(document: Mapping[str, Any], as_json: bool) -> None:
     "--format",
     "layout",
     type=click.Choice(["hf", "open_clip"]),
-    help="Library that is to load it: transformers or open_clip.  [hf]",
+    help="Library that will load the model: transformers or open_clip.  [hf]",
 )
 @target_options("Add what the base has beside its weights and the folder lacks,", "nothing is added")
 @click.option("--as", "kind", type=click.Choice(["model", "adapter"]), default="model", show_default=True,
-              help="What is written: the model, or a LoRA of peft that makes it of another one.")  # fmt: skip
+              help="What to write: the model, or a LoRA adapter of peft over another model.")  # fmt: skip
 @click.option("--of", "over", type=click.Choice(["merged", "base"]),
-              help="With --as adapter: the model that the adapter goes over.  [merged]")  # fmt: skip
+              help="With --as adapter: the model under the adapter.  [merged]")  # fmt: skip
 @click.option(
     "--rank", type=int, help="With --as adapter: largest rank of every map.  [with --energy, that of the map]"
 )
 @click.option("--energy", type=float,
-              help="With --as adapter: share of what a map's change does to its inputs that is kept, by the smallest "
-              "rank that does, such as 0.99.  [with --rank, as much as that allows]")  # fmt: skip
-@click.option("--base-model", help="With --as adapter: what the model that it goes over is called where it is used.  "
+              help="With --as adapter: share of every map's change to keep, by its effect on the inputs, such as "
+              "0.99, with the smallest sufficient rank.  [with --rank, as much as that allows]")  # fmt: skip
+@click.option("--base-model", help="With --as adapter: name of the model under the adapter, for its users.  "
               "[the suite's, if it is on the Hub]")  # fmt: skip
 @click.option("--suite", shell_complete=complete_suite,
               help="With --as adapter: the suite, if it does not come with featcal.  [the record's]")  # fmt: skip

@@ -43,7 +43,7 @@ _LINALG: Any = torch.linalg
 
 @merger(
     "ace",
-    "ACE-Merging: the closed form of RegMean with covariances of inputs that are estimated from the task matrices",
+    "ACE-Merging: the closed form of RegMean, with covariances of inputs estimated from the task matrices",
     paper="2603.02945",
     matrices=True,
 )

@@ -22,7 +22,7 @@ def _require_order(beta: float, gamma: float) -> None:
 
 @merger(
     "breadcrumbs",
-    "Model Breadcrumbs: the smallest and the largest entries of every tensor masked, then Task Arithmetic",
+    "Model Breadcrumbs: the smallest and the largest entries of every tensor set to 0, then Task Arithmetic",
     paper="2312.06795",
     check=_require_order,
 )

@@ -27,7 +27,7 @@ def dare(
     *,
     scale: float = option(0.3, "factor of the summed task vectors"),
     drop: float = option(0.5, "probability p that an entry of a task vector is dropped", least=0, below=1),
-    seed: int = option(42, "of what is dropped", least=0),
+    seed: int = option(42, "seed of the random choice of entries", least=0),
 ) -> Tensor:
     return given.base + scale * add_up(given.base, thin_vectors(given, drop, seed))
 

@@ -28,7 +28,7 @@ def iso_cts(
     changes: Sequence[Tensor],
     *,
     scale: float = option(1.0, "factor (alpha) of the merged task matrix"),
-    common: float = option(0.8, "share of a matrix's directions that the common space has", least=0, most=1),
+    common: float = option(0.8, "share of a matrix's directions that are common to all tasks", least=0, most=1),
 ) -> Tensor:
     """Merge task matrices; `common`, the share of common directions, is rounded so that all
     tasks add equally many others.

@@ -17,7 +17,7 @@ from featcal.mergers.common.merger import Tensors, merger
 
 @merger(
     "model-stock",
-    "Model Stock: between base and average, by the angle of the task vectors of every tensor",
+    "Model Stock: a point between base and average, chosen per tensor by the angle of the task vectors",
     paper="2403.19522",
 )
 def model_stock(given: Tensors) -> Tensor:

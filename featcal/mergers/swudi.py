@@ -20,8 +20,7 @@ from featcal.suite.options import option
 
 @merger(
     "swudi",
-    "the way from the sum of the task matrices to the one that interferes least with them, in closed form and not to "
-    "its end (after SWUDI)",
+    "WUDI's loss, followed downhill from the sum of the task matrices for a limited time, in closed form (after SWUDI)",
     paper="2606.07289",
     matrices=True,
 )
@@ -29,7 +28,9 @@ def swudi(
     changes: Sequence[Tensor],
     *,
     time: float = option(256.0, "how long the gradient flow runs, in the unit of 1 / eigenvalues", least=0),
-    share: float = option(1.0, "share of the eigenvectors, the strongest, that are followed", least=0, most=1),
+    share: float = option(
+        1.0, "share of the eigenvectors along which the matrix changes, the strongest first", least=0, most=1
+    ),
 ) -> Tensor:
     """Return the merged task matrix t `[m, d]` after some time of the gradient flow that starts at the sum of the task
     matrices, along the strongest directions.

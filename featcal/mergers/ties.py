@@ -32,7 +32,7 @@ and 2**21 counts take 16 MiB.
 
 @register_method(
     "ties",
-    "TIES as published: whole task vectors trimmed, signs elected, mean of what agrees",
+    "TIES as published: whole task vectors trimmed, signs elected, mean of the values with that sign",
     paper="2306.01708",
     note="ties trims whole task vectors, as published; trimmed tensor by tensor, as mergekit does it, it is "
     "ties-per-tensor",

@@ -31,7 +31,7 @@ RATE = 1e-5
 
 @merger(
     "wudi",
-    "WUDI as published, for reference: steps of Adam from the summed task matrices to the one that interferes least",
+    "WUDI as published, for reference: steps of Adam from the summed task matrices towards the least interference",
     paper="2503.08099",
     needs=(TRAINING,),
     matrices=True,

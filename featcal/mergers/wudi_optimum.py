@@ -18,7 +18,7 @@ from featcal.mergers.swudi import swudi
 
 @merger(
     "wudi-optimum",
-    "the minimiser of WUDI's loss in closed form: where the way of `swudi` ends, and another merge than `wudi`",
+    "the minimiser of WUDI's loss in closed form: the limit of `swudi` for infinite time, which differs from `wudi`",
     matrices=True,
 )
 def wudi_optimum(changes: Sequence[Tensor]) -> Tensor:

@@ -145,7 +145,7 @@ def test_settings_of_generation_that_no_file_may_hold_are_refused() -> None:
     model = library_model("t5")
     model.generation_config.update(do_sample=False, temperature=0.5)
     with pytest.raises(
-        InputError, match=r"base: its generation_config contradicts itself \(.*temperature.*\); mend it"
+        InputError, match=r"base: its generation_config contradicts itself \(.*temperature.*\); correct it"
     ):
         HeldModel(model, "base")
 
