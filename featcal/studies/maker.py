@@ -65,8 +65,6 @@ class Maker:
         """Make a model with all its tensors in memory; return it with its cost, in total and by stage. The cost is that
         of the model by itself, as if nothing were cached.
 
-        The cost is that of the model by itself, as if nothing were cached.
-
         Args:
             way: name of the way to make it, if it is not the usual one.
         """

@@ -198,8 +198,6 @@ def comparable_points(session: Session, on: EvaluationSamples, runs: Sequence[Hi
 def front(points: Sequence[SweepPoint]) -> list[SweepPoint]:
     """Return the Pareto front of mean and worst task: the runs that no other run equals or beats in both, by rising
     mean; of equal points all. Experts are left out, because they are one model per task.
-
-    Experts are left out: they are a model per task, not one for all. By rising mean; of equal points all.
     """
     models = [point for point in points if point.kind != "expert"]
     best = [one for one in models if not any(_beats(other.found, one.found) for other in models)]

@@ -22,8 +22,6 @@ def votes(like: Tensor, vectors: Iterable[Tensor], weights: Sequence[float] | No
     """Sum the positive and the negative entries of task vectors, each vector times its weight (1 if `weights` is None),
     one vector at a time and in order. Only the shape and dtype of `like` are used. Entries that are 0 count for neither
     sign.
-
-    Of `like` only shape and dtype count. Zeros have no vote.
     """
     plus, minus, plus_mass, minus_mass = (torch.zeros_like(like) for _ in range(4))
     for i, vector in enumerate(vectors):

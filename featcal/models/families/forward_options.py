@@ -17,8 +17,6 @@ _DEFAULTS = {
 }
 """Options that classes of transformers 5 have dropped or read with a default, and the value that transformers 4 wrote
 for them. The installed version has no code for another value, so another value still counts as a difference.
-
-Another value would need code that the installed version does not have, so it still counts as a difference.
 """
 _ACTIVATIONS = ("hidden_act", "hidden_activation")
 """Pairs of names of one option; a class reads the name that is a field of its configuration."""

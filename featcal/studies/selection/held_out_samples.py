@@ -28,8 +28,6 @@ def folds(count: int, seed: int, task: str) -> list[list[int]]:
     """Divide positions into folds of nearly equal size, each in rising order, depending only on seed and task. Whole
     samples are held out, never tokens.
 
-    Whole samples are held out, never tokens.
-
     >>> [len(one) for one in folds(10, 42, "digits")]
     [3, 3, 2, 2]
     """
