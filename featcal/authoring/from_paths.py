@@ -132,8 +132,9 @@ def _reads(base: str, experts: Iterable[str]) -> Reads:
 
 
 def _text_of(base: str) -> tuple[dict[str, int], list[str]]:
-    """Return the length at which a sentence-transformers folder cuts texts, as a key of a task, and notes on what it
-    does to texts."""
+    """Return the length at which a sentence-transformers folder cuts texts, as a key of a
+    task, and notes on how it changes texts.
+    """
     folder = local_path(split_lora(base, Path.cwd())[0], Path.cwd(), "base")
     found, lines = SentenceText.from_folder(folder), []
     if found.max_seq_length is not None:

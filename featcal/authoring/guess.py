@@ -49,7 +49,7 @@ class Guess:
 
 
 def guess(given: str, root: Path, reads: Reads = "answers") -> Guess:
-    """Find the sources behind a path, an id on the Hub, a name of the task catalogue, or YAML in braces.
+    """Find the sources in a path, an id on the Hub, a name of the task catalogue, or YAML in braces.
 
     YAML is one source of a suite file without its split, `{jsonl: FILE, input: '{question}'}`, whose other options are
     guessed, or a source for every split, `{calibration: {…}, test: {…}}`, which stays unchanged.

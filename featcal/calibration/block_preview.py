@@ -159,7 +159,9 @@ def build_preview(
 
 
 def _count_pieces(streams: Streams, config: CalibrationConfig, stage: Stage, index: int) -> list[list[BlockStatistics]]:
-    """Calibrate a block as the exact run did, and keep the statistics of its pieces with the options of `corners`."""
+    """Calibrate a block as the exact run did, and keep the statistics of its pieces (with
+    the end points of alpha and beta, `corners`).
+    """
     found: list[BlockStatistics] = []
     also = corners(config)
     Pieces(streams, config, lambda one: found.append(one.with_config(one.config)), also).calibrate(stage, index)

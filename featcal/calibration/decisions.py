@@ -2,8 +2,8 @@
 
 Eq. (15) weights an error of a map's output equally in every direction, but decisions depend on few of them: the
 classifier of a task reads a few directions of a late block's output, different ones for every task, and tasks that
-share a map need not agree in the rest. With z the scores of expert i, the margin of a sample is its largest score minus
-a rival's, and
+share a map need not agree in the other directions. With z the scores of expert i, the margin of a sample is its largest
+score minus a rival's, and
 
     u_n = gradient of the margin of sample n by a shift of the map's output that all of its tokens share,
     S_i = (1 - delta) I + delta m U_i^T U_i / ||U_i||_F^2,

@@ -56,7 +56,7 @@ class LinearGroup:
         self._sums: LinearSums | None = None
 
     def costs(self, tokens: int) -> dict[str, int]:
-        """Return the multiplications that the target of a task with so many tokens takes, by route.
+        """Return the number of multiplications for the target of a task with the given number of tokens, by route.
 
         - "inputs": W_i (sum of x_mix x^T) with x_mix = alpha x_exp + (1 - alpha) x.
         - "outputs": alpha (sum of y_exp x^T) + (1 - alpha) W_i G_i, from the expert's own outputs.
@@ -66,7 +66,7 @@ class LinearGroup:
         return {"inputs": d * (n + m) * d, "outputs": m * (n + d) * d, "mixed": 2 * n * m * d}
 
     def route(self, tokens: int) -> str:
-        """Choose the route of the target of a task with so many tokens: the one with the fewest multiplications."""
+        """Choose the route with the fewest multiplications for the target of a task with the given number of tokens."""
         costs = self.costs(tokens)
         # The route "inputs" never sees the outputs, to which a gap may have been added.
         return min(costs, key=lambda name: (self.moved and name == "inputs", costs[name]))
@@ -76,8 +76,9 @@ class LinearGroup:
         return tokens
 
     def expert_modules(self, tokens: int) -> tuple[list[str], list[str]]:
-        """Return the expert's modules whose inputs, and those whose outputs, form the target of a task with so many
-        tokens."""
+        """Return the expert's modules whose inputs, and those whose outputs, form the
+        target of a task with the given number of tokens.
+        """
         return ([self.names[0]], []) if self.route(tokens) == "inputs" else ([], [*self.names])
 
     def features(self, inputs: Named, tokens: TokenRows) -> Float[Tensor, "n d"]:

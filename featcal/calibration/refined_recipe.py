@@ -305,8 +305,9 @@ class _CountedBlock:
 
 
 def _target_step(part: ResidualPart, call: Call, trace: Call, config: CalibrationConfig) -> BlockStep:
-    """Return the expert's inputs and outputs for the targets of one batch, with the output of the writing map shifted
-    by the gap in the stream."""
+    """Return the expert's inputs and outputs for the targets of one batch, with the output of the map that writes into
+    the residual stream shifted by the gap to the expert's stream.
+    """
     inputs, outputs = trace.kwargs["inputs"], trace.kwargs["outputs"]
     if config.beta and part.entering and part.writer in outputs:
         gap = inputs[part.entering] - call.hidden_state

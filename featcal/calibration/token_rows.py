@@ -65,7 +65,7 @@ class TokenRows:
         return whole
 
     def take(self, features: Tensor) -> Float[Tensor, "n d"]:
-        """Take one row per counted token from `[batch, tokens, d]` or `[batch * tokens, d]`."""
+        """Take one row per token with non-zero weight from `[batch, tokens, d]` or `[batch * tokens, d]`."""
         flat = features.reshape(-1, features.shape[-1])
         return flat if self.index is None else flat[self.index.to(flat.device)]
 

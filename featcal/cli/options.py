@@ -86,7 +86,7 @@ def model_option(default: str = "merged", help: str = "The model: ", flag: str =
     """Return `--model` of a command for one model.
 
     Args:
-        help: text in front of the grammar of names.
+        help: text before the grammar of names.
         flag: its name, for commands whose `--model` is for several models.
     """
     return click.option(
@@ -104,7 +104,7 @@ def models_option(help: str, default: Sequence[str] = (), left_out: str = "", *,
     """Return `--model` of a command for several models, without repetitions.
 
     Args:
-        help: text in front of the grammar of names.
+        help: text before the grammar of names.
         left_out: models that the command uses without it, in words, if there is no default.
         or_all: whether "all" stands for every method.
     """

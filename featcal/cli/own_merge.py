@@ -58,7 +58,7 @@ class DiagnosisOrder:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A merged model that was looked at.
+    """The diagnosis of a merged model.
 
     Args:
         text: of the suite file about it.
@@ -106,7 +106,7 @@ def diagnose_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_j
 
 
 def examine_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_json: bool) -> Diagnosis:
-    """Look at a merged model and what it was made of; say on stderr what stands in the way."""
+    """Examine a merged model and the models from which it was made; report on stderr what prevents a measurement."""
     from featcal.authoring.from_form import read_draft
     from featcal.authoring.from_paths import write_suite_text
     from featcal.figures.verdict.faults import judge_merge

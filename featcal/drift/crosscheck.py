@@ -32,7 +32,9 @@ class SecondStates:
     """The expert's and the model's states before the layer; None in the first one."""
     expert: Tensor
     on_expert: Tensor
-    """The model's layer on the expert's state; in the first layer, which takes no state, the model's own."""
+    """Output of the model's layer on the expert's state; for the first layer, which takes
+    no state, the model's own state after it.
+    """
     model: Tensor
 
 

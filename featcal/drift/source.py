@@ -231,7 +231,7 @@ def excess_frame(found: Sequence[SourceExcess]) -> pd.DataFrame:
 
 
 class _Book:
-    """The moments of one group from every source, summed over tasks."""
+    """The moments of one group of linear maps for every feature source, summed over tasks."""
 
     def __init__(self, group: LinearGroup, config: CalibrationConfig) -> None:
         self.group, self._config = group, config

@@ -82,7 +82,7 @@ def load_card(folder: Path) -> ModelCard:
 
 
 def save_card(folder: Path, text: str) -> None:
-    """Write the card of a folder, whole or not at all; InputError if the disk refuses."""
+    """Write the card of a folder, whole or not at all; raise InputError if the disk is full or not writable."""
     file = folder / CARD_FILE
     try:
         put(file, text)

@@ -105,7 +105,7 @@ def describe_samples(features: Features) -> str:
 
 
 def raised_tasks(before: Features, after: Features) -> list[str]:
-    """Return the tasks whose final features are further from the expert's than before."""
+    """Return the tasks whose final features are further from the expert's after calibration than before it."""
     return [
         task
         for task, one in after.tasks.items()

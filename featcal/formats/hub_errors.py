@@ -50,7 +50,7 @@ class Unreachable(Exception):
 
 
 def find_trouble(error: BaseException) -> Trouble | None:
-    """Return the reason behind an error of the Hub's clients, or behind its cause; None for another error."""
+    """Return the reason of an error of the Hub's clients, or behind its cause; None for another error."""
     return next((trouble for one in causes(error) if (trouble := _read(one)) is not None), None)
 
 

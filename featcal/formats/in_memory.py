@@ -110,7 +110,7 @@ class HeldLocated(Located):
 
 
 def locate_held(reference: str, label: str) -> HeldLocated:
-    """Find the model in memory behind a reference.
+    """Find the model in memory that a reference names.
 
     Raises:
         InputError: the object no longer exists, was changed, or is not a model but samples.

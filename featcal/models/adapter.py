@@ -383,7 +383,7 @@ class Adapter(ABC):
 
     @property
     def answers(self) -> Answers:
-        """Return the kind of decision of these models if a model brings no head."""
+        """Return the kind of decision of models without a head of their own."""
         return "text" if self.scores_with == "vocabulary" else "classes"
 
     @property

@@ -205,7 +205,7 @@ class ModelStream:
 
     Args:
         batches: shared by all lanes of the task.
-        store: bounds the states that lie in memory between two blocks.
+        store: limits the memory of states between two blocks.
         kept: cache that is shared with earlier and later walks.
         name: of the lane in `kept`.
         fixed: whether the next walk has the same model, so that its steps are worth caching.

@@ -26,7 +26,7 @@ TAPE = 2**28
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample of a task, a batch of its own."""
+    """One sample of a task, as a batch of one."""
 
     task: str
     inputs: Batch

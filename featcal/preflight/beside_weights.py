@@ -52,7 +52,7 @@ class FileDifference:
     """Files whose copies from the base correct it; none if a person must decide."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it for a document."""
+        """Return all differences as JSON, for a document."""
         return asdict(self)
 
 

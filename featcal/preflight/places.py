@@ -129,7 +129,7 @@ class Places:
         """Say whether a source can be opened, and these rows drawn from it, without a download.
 
         Args:
-            rows: returns the rows that a run would draw of so many; None for all.
+            rows: returns the rows that a run would draw, given their total number; None for all.
 
         Raises:
             InputError: the Hub has no such data set, it is gated, or it cannot be read as the source asks; on a shared

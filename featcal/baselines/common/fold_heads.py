@@ -107,7 +107,7 @@ def write_heads(folder: Path, family: Family, model: Model, split: str) -> dict[
     None without scores.
 
     Raises:
-        InputError: a task whose head cannot take the map, or the disk refuses.
+        InputError: the head of a task cannot take the map, or the disk is full or not writable.
     """
     if family.adapter.embeds:
         for task, one in model.maps.items():

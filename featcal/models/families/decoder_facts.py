@@ -22,7 +22,7 @@ class DecoderPart:
     that its own forward names.
     """
     norm: str = ""
-    """The norm in front of the module; empty without one."""
+    """The norm before the module; empty without one."""
     post_norm: str = ""
     """The norm, or the scale, on the module's output before it is added to the residual stream. The output of the
     module's last map is then not itself added to the stream, so "beta" does not apply to that map

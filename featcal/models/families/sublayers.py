@@ -63,7 +63,7 @@ def _bind_arguments(module: nn.Module, call: Call) -> dict[str, Any]:
 
 
 def _select_arguments(module: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the arguments that a module of the block takes."""
+    """Return the arguments that a module of the block takes."""
     parameters = inspect.signature(module.forward).parameters.values()
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
         return dict(given)

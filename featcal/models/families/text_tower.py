@@ -237,7 +237,7 @@ _READ = ("input_ids", "attention_mask")
 
 
 def text_inputs(inputs: Batch) -> dict[str, Tensor]:
-    """Return those inputs of a batch that the text tower reads."""
+    """Return the inputs of a batch that the text tower reads."""
     return {name: inputs[name] for name in _READ if name in inputs}
 
 

@@ -38,7 +38,7 @@ class Handover:
     """Content of files that the program needs beside the weights, by name."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it for a document."""
+        """Return all findings as JSON, for a document."""
         return {
             "ok": not self.problems,
             "problems": [asdict(one) for one in self.problems],

@@ -198,7 +198,9 @@ def find_strays(path: Path) -> Iterator[Obstacle]:
 
 
 def require_model(path: Path) -> None:
-    """Raise InputError for what cannot be handed over: no folder, an adapter by itself, open_clip's layout."""
+    """Raise InputError for a model that cannot be handed over: a missing folder, an adapter
+    without its model, open_clip's layout.
+    """
     if not path.is_dir():
         raise InputError(f"no folder {path}; --for takes the folder of a model, as featcal writes it")
     if (path / ADAPTER_CONFIG).is_file() and not (path / CONFIG).is_file():
