@@ -93,7 +93,7 @@ def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -
     try:
         heads = heads_of(family, {task: one.weights for task, one in passes.items()}, "calibration")
     except NoScores as error:
-        raise InputError(f"decisions: {error}; or set it 0") from error
+        raise InputError(f"decisions: {error}; or set decisions to 0") from error
     with walking(adapter), run.seconds("decisions"):
         answers = find_answers(run, passes, heads)
         return {
@@ -184,7 +184,7 @@ def _shift_outputs(adapter: Adapter, samples: int) -> Iterator[dict[str, Tensor]
             if output.ndim != 3 or len(output) != samples:
                 raise InputError(
                     f"decisions: {name} returns {list(output.shape)} of {samples} samples, not [samples, tokens, "
-                    "width]; set it 0"
+                    "width]; set decisions to 0"
                 )
             shifts[name] = output.new_zeros(samples, 1, output.shape[-1]).requires_grad_()
             return output + shifts[name]

@@ -329,7 +329,7 @@ NOT_OF_FUSION_BENCH = {
     "modles: unknown key. Did you mean 'models'?": pool(modles={"a": "b"}),
     "models: must be a mapping from names": pool(models=["a"]),
     "models: no expert is named": pool(models={"_pretrained_": "a/b"}),
-    "models.t: 'os.system' is never called": loaded("os.system", command="true"),
+    "models.t: 'os.system' is not called by featcal": loaded("os.system", command="true"),
     "models.t: 'variant' may change which weights are loaded": loaded(
         "x.from_pretrained", pretrained_model_name_or_path="a", variant="b"
     ),

@@ -80,7 +80,7 @@ def test_what_lies_beside_goes_with_the_model() -> None:
     del held
     gc.collect()
     assert not folder.exists()
-    with pytest.raises(InputError, match=r"base: 'memory:CLIPVisionModel-\w{16}' names something in the memory"):
+    with pytest.raises(InputError, match=r"base: 'memory:CLIPVisionModel-\w{16}' names an object of a Python process"):
         locate(reference, Path.cwd(), "base")
 
 

@@ -357,7 +357,7 @@ def test_a_suite_that_needs_too_much_is_refused_before_it_is_read(
     loaded: list[object] = []
     monkeypatch.setattr("app.state.open_resident", loaded.append)
     app = opened("tiny/suite.yaml")
-    assert_refused(app, root, "this server gives suites 1000 B")
+    assert_refused(app, root, "this server allows 1000 B for all suites")
     assert loaded == []
     assert len(app.error) == 1
 

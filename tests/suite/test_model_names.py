@@ -371,7 +371,7 @@ def test_a_name_that_stands_for_nothing_says_why(tiny: Family, name: str, messag
 
 
 def test_every_expert_at_once_is_not_one_model(tiny: Family) -> None:
-    with pytest.raises(InputError, match="is every expert on its own task; name one: expert:pets"):
+    with pytest.raises(InputError, match="every expert on its own task; name a single one, such as expert:pets"):
         measure_drift(tiny, "expert", samples=4)
 
 

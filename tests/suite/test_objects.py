@@ -105,7 +105,7 @@ def test_the_record_says_what_was_in_memory(clip: dict[str, Any], tmp_path: Path
     assert "/featcal-in-memory-" not in text + (tmp_path / "out" / "README.md").read_text()
     assert record["verified"] == "reloaded"
     with pytest.raises(
-        InputError, match=r"featcal\.json: base, expert 'pets', .* lie in no file, so nothing can be run ag"
+        InputError, match=r"featcal\.json: base, expert 'pets', .* are in no file, so the run cannot be rep"
     ):
         replay_record(tmp_path / "out")
 
@@ -511,7 +511,7 @@ def test_no_file_names_memory(tmp_path: Path, clip_file: Path) -> None:
     said = clip_file.read_text()
     (tmp_path / "a.yaml").write_text(said.replace("base: base", "base: memory:CLIPModel-0123456789abcdef"))
     with pytest.raises(
-        InputError, match="base: 'memory:CLIPModel-0123456789abcdef' names something in the memory of a"
+        InputError, match="base: 'memory:CLIPModel-0123456789abcdef' names an object of a Python process"
     ):
         featcal.open_family(featcal.load_suite(tmp_path / "a.yaml"), "cpu")
     rows = said.replace("tensors: samples.safetensors", "rows: here").replace("key:", "label:")
