@@ -62,7 +62,7 @@ def test_a_recipe_is_merged_as_a_suite_is(parents: Path, run: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--method", "ties"], "--method: for a suite; "),
+        (["--method", "ties"], "--method: only for a suite; "),
         (["--merged", "there"], "--merged: only with --calibrate"),
         (["--calibrate", "--max-memory", "1GiB"], "--max-memory: not with --calibrate"),
         (["--calibrate", "best"], "'best' is not one of 'paper', 'refined', 'informed'"),
