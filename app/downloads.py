@@ -137,7 +137,7 @@ def sample_origin(
 
 
 def score_origin(session: Session, scores: Scores, models: Mapping[str, ModelRef]) -> Origin:
-    """Return the origin of scores."""
+    """Return the origin (suite, samples and models) of a table of scores."""
     counts = {task: one.n for task, one in scores.tasks.items()}
     return _origin(session, scores.split, counts, models, EvaluationSamples(None, scores.split))
 

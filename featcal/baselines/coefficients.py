@@ -120,11 +120,11 @@ class ProjectionSums:
         self._stage, self._index = stage, index
         self._groups: list[LinearGroup] = []
         self._grams: dict[str, Tensor] = {}
-        """G by group."""
+        """Gram matrices G by group of linear maps."""
         self._answers: dict[str, Tensor] = {}
         """sum_i omega_i tau_i G_i by group, rows stacked."""
         self._energies: dict[str, float] = {}
-        """J(0) by map."""
+        """Residual energy J(0), with all coefficients 0, by linear map."""
         self._vectors: dict[str, Mapping[str, Tensor]] = {}
         """Task vectors by task."""
 

@@ -92,7 +92,7 @@ class Distiller:
     run: Run
     model: Weights
     heads: Mapping[str, Head | None] | None
-    """By task, None for the model's own vocabulary; None if models have no scores."""
+    """Heads by task, with None for the model's own vocabulary; None if models have no scores."""
 
     def distil(self, experts: Mapping[str, ExpertPass], held: Mapping[str, ExpertPass], options: Distillation) -> Made:
         """Take the steps; return the best model, its loss on held-out samples and the start's, and its steps.

@@ -96,7 +96,7 @@ class Scorer:
 
     run: Run
     heads: Mapping[str, Head | None]
-    """By task; None for the model's own vocabulary."""
+    """Heads by task; None for the model's own vocabulary."""
     answers: Sequence[int]
     """Scored tokens of the vocabulary: the first tokens of the experts' answers."""
 
@@ -113,9 +113,9 @@ class Batched:
     places: Sequence[int]
     """Indices of the samples among all."""
     short: Float[Tensor, " b"]
-    """s_n* - s_n."""
+    """Shortfall of every sample's margin, s_n* - s_n."""
     margins: Float[Tensor, " b"]
-    """s_n*."""
+    """The experts' margins s_n*, sample by sample."""
     inputs: Mapping[str, Float[Tensor, "b t d"]]
     slopes: Mapping[str, Float[Tensor, "b t m"]]
     """g_nt, by map; maps that do not affect a margin are left out."""

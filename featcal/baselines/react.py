@@ -41,7 +41,7 @@ class AffineMap:
     """weight f + bias, a map of final features."""
 
     weight: Float[Tensor, "k k"]
-    """M^T."""
+    """Weight of the affine map, M^T."""
     bias: Float[Tensor, " k"] | None
 
     def __call__(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:

@@ -60,13 +60,15 @@ class Account:
     tokens: Mapping[str, int]
     """Token counts by task in the first stage; see `Streams.count_tokens`."""
     drift: Mapping[str, Mapping[str, float]]
-    """By block and task: ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream, over the tokens of the block's own
-    stage (`Stage.own_state`): for a T5 decoder block those of the decoder."""
+    """Relative drift by block and task: ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream, over the tokens of the
+    block's own stage (`Stage.own_state`): for a T5 decoder block those of the decoder.
+    """
     final: Mapping[str, FinalDrift]
     """Final drift by task; empty unless the merged model ran beside the calibration."""
     starved: Mapping[str, Sequence[str]]
-    """By block: experts of a mixture that keep the merged weights because they got too few tokens (`RoutedGroup`), by
-    name inside the block; blocks without any are left out."""
+    """Starved experts by block: experts of a mixture that keep the merged weights because they got too few tokens
+    (`RoutedGroup`), by name inside the block; blocks without any are left out.
+    """
     rounding: Mapping[str, Rounding]
     """Rounding errors by block; for a block that an interrupted run solved, those of that run."""
 

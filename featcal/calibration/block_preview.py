@@ -52,7 +52,9 @@ class BlockPreview:
     tensors: Mapping[str, Tensor]
     """All tensors of the block, by canonical name, in their storage form."""
     drift: Mapping[str, float]
-    """By task: mean over samples of ||h_model - h_expert|| after the block over the mean of ||h_expert||."""
+    """Relative drift after the block, by task: mean over samples of ||h_model - h_expert||
+    over the mean of ||h_expert||.
+    """
 
     def relative_error(self, model: Weights) -> float:
         """Return ||preview - model|| / ||model|| over the tensors of the block; the preview's error, if `model` is the
@@ -77,10 +79,12 @@ class Preview:
     statistics: Sequence[Sequence[BlockStatistics]]
     """Statistics of the block, or of each of its pieces, with the options of `corners`."""
     sums: Sequence[object]
-    """Tensors of the statistics, where `featcal.session.cache.nbytes` counts them."""
+    """Tensors of the statistics, listed so that the session's cache can compute their size
+    (`featcal.session.cache.nbytes`).
+    """
     before: Mapping[str, Sequence[Before]]
     reached: Mapping[str, float]
-    """By task: relative drift after the block in the exact run."""
+    """Relative drift after the block in the exact run, by task."""
 
     def solve(self, config: CalibrationConfig) -> BlockPreview:
         """Solve the block with other numbers of its recipe, or other biases, by the closed form alone.

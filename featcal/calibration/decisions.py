@@ -213,7 +213,7 @@ class OutputMetric:
     """S of one task for one map, (1 - share) I + V V^T."""
 
     share: float
-    """delta."""
+    """Weight delta of the part of the metric that depends on decisions."""
     factor: Float[Tensor, "m r"]
     """V, whose columns are directions of U, scaled so that the trace of S is m."""
 
@@ -235,9 +235,9 @@ class TaskShare:
 
     metric: OutputMetric
     gram: Gram
-    """omega_i G_i."""
+    """The task's share omega_i G_i of the left matrix."""
     target: Float[Tensor, "m d"]
-    """omega_i W_i C_i."""
+    """The task's share omega_i W_i C_i of the right-hand side."""
 
 
 def weigh_by_decisions(

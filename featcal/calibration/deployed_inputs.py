@@ -27,7 +27,7 @@ class InputMetric:
 
     group: LinearGroup
     matrix: Float[Tensor, "d d"]
-    """In float64, with zeros above the blocks on its diagonal."""
+    """The matrix H in float64, with zeros above the blocks on its diagonal."""
 
 
 class DeployedInputs:

@@ -38,11 +38,11 @@ class Gram:
 
     @classmethod
     def from_rows(cls, x: Float[Tensor, "n d"]) -> Gram:
-        """Return x^T x."""
+        """Return the Gram matrix x^T x of rows x."""
         return cls([x[:, start:].mT @ x[:, start : start + STRIP] for start in range(0, x.shape[1], STRIP)])
 
     def add_rows(self, x: Float[Tensor, "n d"]) -> None:
-        """Add x^T x."""
+        """Add the Gram matrix x^T x of further rows x."""
         for start, strip in self._places():
             add_gram_product(strip, x[:, start:], x[:, start : start + STRIP])
 

@@ -62,9 +62,9 @@ class Truncation:
     down: Float[Tensor, "r d"]
     """A."""
     left_out: float
-    """tr((D - B A) H (D - B A)^T)."""
+    """Loss: effect of the truncated rest on the inputs, tr((D - B A) H (D - B A)^T)."""
     total: float
-    """tr(D H D^T)."""
+    """Effect of the whole change on the inputs, tr(D H D^T)."""
 
 
 def truncate(change: Float[Tensor, "m d"], metric: Float[Tensor, "d d"], limits: Limits) -> Truncation:

@@ -46,11 +46,11 @@ class Prior:
     gram: Gram
     """Sum of K_i, `[d, d]`."""
     pull: Float[Tensor, "m d"]
-    """Sum of tau_i K_i."""
+    """Right-hand side of the prior: sum of tau_i K_i."""
 
     @classmethod
     def zeros(cls, outputs: int, inputs: int, device: torch.device, dtype: torch.dtype) -> Prior:
-        """Make empty sums."""
+        """Make a prior without any task: sums that are 0."""
         return cls(Gram.zeros(inputs, device, dtype), torch.zeros(outputs, inputs, device=device, dtype=dtype))
 
     def add(self, tau: Float[Tensor, "m d"] | Factors) -> None:

@@ -130,7 +130,7 @@ class _CountedBlock:
         self._traces: dict[str, CallList] = {}
         """Inputs and outputs of the expert's modules by task and batch, as the named tensors of a call."""
         self._weighed: dict[str, Weighed] = {}
-        """By task: rows with other weights, if the options ask for them."""
+        """Rows with other weights by task, if the options ask for them."""
 
     def run_experts(self, parts: Sequence[ResidualPart], counting: Sequence[BlockStatistics]) -> None:
         """Run every expert through its block, and store its features for the targets.

@@ -39,7 +39,7 @@ class ExpertSlot:
     """Name of its mixture, inside the block."""
     mixture: Mixture
     place: int
-    """Its number in the mixture."""
+    """Number of the expert in its mixture."""
 
     @property
     def member(self) -> MoEExpert:

@@ -45,7 +45,7 @@ class Streams:
         self.run, self._passes = run, passes
         self.walk = BlockwiseForward(run, label, passes, {_STUDENT: student})
         self.student, self.experts = self.walk.lanes[_STUDENT], self.walk.experts
-        """Lanes by task."""
+        """Lanes of student and expert, by task."""
         self.rows: Mapping[str, TaskRows] = {}
         """Tokens of the stage with non-zero weight, with their weights, by task (`find_rows`)."""
 

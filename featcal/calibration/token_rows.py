@@ -35,9 +35,9 @@ class TokenRows:
     total: float
     """Sum of their weights."""
     index: Int[Tensor, " n"] | None = None
-    """Their positions among all tokens of the batch; None for all."""
+    """Positions of these tokens among all tokens of the batch; None for all."""
     weights: Float[Tensor, " n"] | None = None
-    """Their weights in float64; None if all are 1."""
+    """Weights of these tokens in float64; None if all are 1."""
 
     @classmethod
     def from_weights(cls, weights: Float[Tensor, "batch tokens"] | None, tokens: int) -> TokenRows:

@@ -40,7 +40,7 @@ class TaskVectorEffect:
     change: Float[Tensor, "k d"]
     """change^T change = tau^T tau (`prior.spanning_rows`)."""
     base: Float[Tensor, "m d"]
-    """W_0."""
+    """Base's weights W_0 of the maps, stacked."""
     _squares: list[Float[Tensor, "2 n"]] = field(default_factory=list)
     """||tau b||^2 and ||W_0 b||^2 of every batch in float64."""
     _rows: list[TokenRows] = field(default_factory=list)

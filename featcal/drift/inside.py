@@ -27,9 +27,9 @@ class MapMismatch:
     """One linear map of a block on one task; one number per sample, with norms over all tokens except padding."""
 
     layer: str
-    """The block."""
+    """Name of the block in tables."""
     map: str
-    """Its name inside the block."""
+    """Name of the linear map inside the block."""
     mismatch: Float[Tensor, " n"]
     """||(W_model - W_expert) x + b_model - b_expert||, where x is the input of the expert's map on its own features."""
     expert_norm: Float[Tensor, " n"]

@@ -28,7 +28,7 @@ class FeatureDrift:
     drift: Float[Tensor, " n"]
     """||e||, e = h_model - h_expert (Eq. 2)."""
     expert_norm: Float[Tensor, " n"]
-    """||h_expert||."""
+    """Norm of the expert's features, ||h_expert||."""
 
     @property
     def relative_drift(self) -> float:
@@ -72,7 +72,7 @@ class Attribution:
     the quadrature's relative error before the secant correction.
     """
     final_square: Float[Tensor, " n"]
-    """||e_L||^2."""
+    """Squared norm of the final drift, ||e_L||^2."""
 
     @property
     def shares(self) -> Float[Tensor, " layers"]:

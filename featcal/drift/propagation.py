@@ -36,7 +36,7 @@ class LayerRecord:
     before: tuple[Tensor, Tensor]
     """Expert's and model's states before the layer."""
     mismatch: Tensor
-    """m_k."""
+    """Local mismatch m_k of the layer."""
 
 
 @dataclass

@@ -55,7 +55,7 @@ class SourceExcess:
     """One group of linear maps fitted on one source."""
 
     block: str
-    """Its name in tables: `block 0`."""
+    """Name of the block in tables, such as `block 0`."""
     modules: str
     source: str
     excess: float
@@ -75,7 +75,7 @@ class SourceExcess:
     that of the other sources.
     """
     relative: float
-    """Excess over the deployed minimum."""
+    """Excess as a share of the deployed minimum."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class UploadPlan:
 
     folder: Path
     repo: str
-    """`OWNER/NAME`."""
+    """Repository on the Hub, as `OWNER/NAME`."""
     files: Mapping[str, int]
     """Bytes of every file by its path in folder and repository."""
     card: str

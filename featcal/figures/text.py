@@ -234,7 +234,7 @@ BY_SCORES: Mapping[str, ScoreTexts] = {
     "vocabulary": ScoreTexts(ACCURACY_OF_TEXT, OUTPUTS_OF_TEXT),
     "own": ScoreTexts(ACCURACY_OF_HEADS, OUTPUTS_OF_HEADS),
 }
-"""By the kind of a model's scores (`Adapter.scores_with`)."""
+"""Sentences on scores by the kind of a model's scores (`Adapter.scores_with`)."""
 
 SOURCES = r"""
 **What this shows.** How much worse the calibration objective of each block is if its linear maps are fitted on other

@@ -36,7 +36,7 @@ class QuantizationGrid:
     """The possible values of weights: integers of `bits` bits times a scale, symmetric about 0."""
 
     bits: int
-    """4 or 8."""
+    """Bits of an integer: 4 or 8."""
     group: int
     """Columns of a row that share a scale; 0 for the whole row."""
 

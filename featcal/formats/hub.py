@@ -44,7 +44,7 @@ class HubModel:
     ref: str
     """The reference as it was given."""
     repo: str
-    """`OWNER/NAME`."""
+    """Repository on the Hub, as `OWNER/NAME`."""
     folder: str
     """Path after the second slash; empty if the model is the whole repository."""
     revision: str | None

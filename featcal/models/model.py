@@ -26,7 +26,7 @@ class Head(Protocol):
         """Return the names of the classes in the order of the scores; None if scores are of tokens."""
 
     def scores(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n c"]:
-        """Return psi(h)."""
+        """Return psi(h), the scores of final features h."""
 
     def lipschitz(self, expert: Float[Tensor, "n k"], model: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
         """Return B of Prop. 3: an upper bound of how fast psi changes on the segment between the two features."""

@@ -41,7 +41,7 @@ def capture_calls(
     model: nn.Module, blocks: Sequence[Block], tensors: Mapping[str, Tensor], in_tuple: bool = False, /, **inputs: Any
 ) -> Call:
     """Return the calls by which `model`'s own forward calls its blocks: that of the first one and, in `Call.apart`,
-    those of blocks that get other arguments beside their state, such as the mask of a window. These arguments must not
+    those of blocks that get other arguments besides their state, such as the mask of a window. These arguments must not
     depend on states; `replay` checks that against the library.
 
     Args:

@@ -58,7 +58,7 @@ class Places:
         self.parts_here: dict[str, str] = {}
         """Description, by role, of the parts that are on this machine."""
         self.troubles: dict[str, Trouble] = {}
-        """Reasons, by id."""
+        """Reasons why models or data sets cannot be reached, by id."""
         self.without_package: set[str] = set()
         """Data sets that the package `datasets` would read if it were installed."""
 

@@ -78,7 +78,7 @@ class Job:
     label: str
     """Name of the step that it is at, as `Progress` has it."""
     done: int
-    """Steps of that."""
+    """Number of steps that are done."""
     total: int
     pid: int | None
     """Number of its process, while it runs."""

@@ -25,7 +25,7 @@ class WrittenModel:
     id: str
     """32 hexadecimal digits."""
     folder: str
-    """Absolute path."""
+    """Absolute path of the checkpoint's folder."""
     run: HistoryEntry
     """Id of its run (`featcal.studies.recording.run_of`), whether or not the history contains it."""
     time: str

@@ -63,7 +63,7 @@ class RunMeasurement:
     """Number of samples per task, as requested; None means the whole split."""
     seed: int
     scores: Mapping[str, TaskValue]
-    """By task; empty if the samples have no labels."""
+    """Scores by task; empty if the samples have no labels."""
     drift: Mapping[str, FiniteFloat]
     """Relative final drift by task: its mean norm over that of the expert's features. Empty if it was not measured."""
     seconds: FiniteFloat | None = None

@@ -38,7 +38,7 @@ class Point:
     method: str
     """Name of the method, without samples and seed."""
     model: str
-    """Its full name, as for `--model`."""
+    """Full name of the model, as for `--model`."""
     seed: int | None = None
     """None if it uses no seed."""
     at: Mapping[str, str | int | float] = field(default_factory=dict)

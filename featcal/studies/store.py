@@ -34,11 +34,11 @@ class RowResult:
     """Measurements of one model, or the reason why there are none."""
 
     scores: Mapping[str, TaskValue]
-    """By task; empty if samples have no labels."""
+    """Scores by task; empty if samples have no labels."""
     drift: Mapping[str, FiniteFloat]
-    """By task: relative drift of the final features."""
+    """Relative drift of the final features, by task."""
     cosine: Mapping[str, Annotated[float, Field(ge=-1.001, le=1.001)]]
-    """By task: mean cosine of the final features to the expert's."""
+    """Mean cosine of the final features to the expert's, by task."""
     seconds: Mapping[str, StageSeconds]
     """Seconds for making the model ("make"), scoring it and measuring its features ("drift")."""
     stages: Mapping[str, FiniteFloat]

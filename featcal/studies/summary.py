@@ -41,7 +41,7 @@ class Summary:
     """Lowest score of a task, of the means over seeds."""
     worst_task: str
     tasks: Mapping[str, float]
-    """Score by task."""
+    """Mean score over seeds, by task."""
     drift: float | None
     cosine: float | None
     cpu: float | None

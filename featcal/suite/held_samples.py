@@ -21,8 +21,9 @@ COLUMN_OPTIONS = (*OPTIONS_OF_KIND["rows"], "limit", "corruption")
 """Keys of `columns`, for rows."""
 _VALUES = ("pixel_values", "input_ids")
 _TENSORS = {"attention_mask": "mask", "labels": "labels"}
-"""Keys that tokenizers and processors use for tensors beside the inputs, and the options of a source that they
-correspond to."""
+"""Keys that tokenizers and processors use for tensors besides the inputs, and the options
+of a source that they correspond to.
+"""
 Row = dict[str, Any]
 
 

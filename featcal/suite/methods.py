@@ -60,14 +60,14 @@ class Method(MethodOptions):
 
 @dataclass(frozen=True)
 class About:
-    """Facts about a method beside its options."""
+    """Description of a method apart from its options: summary, paper and needs."""
 
     summary: str
     """Effect of the method, as a phrase in Markdown."""
     paper: str = ""
     """arXiv number, or an address."""
     needs: tuple[str, ...] = ()
-    """Some of `NEEDS`."""
+    """Needs of the method, some of `NEEDS`."""
     compared: tuple[str, ...] = ()
     """Names of its models in the comparison of all methods; by default its own name."""
     note: str = ""

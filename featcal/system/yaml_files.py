@@ -12,7 +12,7 @@ from featcal.system.errors import InputError
 from featcal.system.paths import require_plain
 
 MOST_BYTES, MOST_VALUES, MOST_DEEP = 4 << 20, 30_000, 40
-"""Of a YAML file: bytes, values once every alias stands for what it names, and mappings and lists in one another."""
+"""Limits of a YAML file: bytes, values (with every alias expanded), and levels of nesting."""
 
 
 def read_yaml(file: Path) -> Any:

@@ -38,7 +38,7 @@ class Fitted:
     """A model that a baseline made from a suite."""
 
     family: Family
-    """Its merged model is the start, for a method that acts on a model."""
+    """Suite of the models; its merged model is the start of a method that acts on a model."""
     options: Baseline
     weights: Weights
     """The fitted weights; every function that takes a model accepts them."""

@@ -41,18 +41,18 @@ _MOST = 6
 
 @dataclass(frozen=True)
 class Commands:
-    """Command lines to copy, each "" if it is of no use."""
+    """Command lines for the next step of a verdict, each "" if it does not apply."""
 
     files: str = ""
-    """Corrects the files beside the weights."""
+    """Command that corrects the files beside the weights."""
     again: str = ""
-    """Merges again by the recipe."""
+    """Command that merges again by the recipe."""
     smaller: str = ""
-    """Merges again at the paper's scale."""
+    """Command that merges again at the paper's scale."""
     repair: str = ""
-    """Calibrates."""
+    """Command that calibrates the merge."""
     choose: str = ""
-    """Searches for better options of a calibration."""
+    """Command that searches for better options of a calibration."""
 
 
 @dataclass(frozen=True)

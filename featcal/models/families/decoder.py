@@ -237,9 +237,10 @@ class Decoder(LanguageModel):
         return inside if stored not in self.tower and inside in self.tower else stored
 
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
-        """Return a configuration that transformers 4 reads, too: `rope_theta` and `rope_scaling` beside
+        """Return a configuration that transformers 4 reads, too: `rope_theta` and `rope_scaling` in addition to
         `rope_parameters`, `rope_local_base_freq` for blocks with a window, and the number of experts under both
-        versions' names."""
+        versions' names.
+        """
         if config.get("rope_parameters") is None:
             return dict(config), []
         stated, settings = dict(self._config.rope_parameters), dict(config)

@@ -43,7 +43,7 @@ class ExpertFacts:
     """
 
     module: str = "mlp.experts"
-    """Their module inside a block; blocks without it are dense."""
+    """Module of the experts inside a block; blocks without it are dense."""
     maps: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Names in files of the maps of one expert: gate, up, down."""
     chosen: str = "num_experts_per_tok"
@@ -117,7 +117,7 @@ class DecoderFacts:
     softcap: str = ""
     """Option of the configuration that bounds the scores of tokens: cap * tanh(scores / cap)."""
     settings: tuple[str, ...] = ()
-    """Options of the configuration beside `SETTINGS` that change the forward without changing a shape."""
+    """Options of the configuration, in addition to `SETTINGS`, that change the forward without changing a shape."""
     dropped: tuple[str, ...] = ("rotary_emb.inv_freq",)
     """Endings of the names of stored tensors that carry no information."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: {"lam": 1e-5, "rho": 0.5, "alpha": 0.15}, hash=False)

@@ -95,7 +95,7 @@ class EncoderFacts:
     for packed (quantised) weights.
     """
     settings: tuple[str, ...] = ()
-    """Options of the configuration beside `SETTINGS` that change the forward without changing a shape."""
+    """Options of the configuration, in addition to `SETTINGS`, that change the forward without changing a shape."""
     dropped: tuple[str, ...] = ("embeddings.position_ids",)
     """Endings of the names of stored tensors that carry no information."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: TEXT_DEFAULTS, hash=False)

@@ -28,7 +28,7 @@ class Handover:
     """Result of the check of a folder for one program."""
 
     target: str
-    """One of `TARGETS`."""
+    """Program for which the folder is checked, one of `TARGETS`."""
     problems: tuple[Obstacle, ...]
     notes: tuple[str, ...]
     """Facts that may be intended, and facts that cannot be known here."""

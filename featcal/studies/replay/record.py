@@ -103,7 +103,7 @@ class Recorded(BaseModel):
 
 
 def record_file(place: Path) -> Path:
-    """Return the record at a path, or in that folder."""
+    """Return the record file at a path, or in the folder at that path."""
     return place / RECORD_FILE if place.is_dir() else place
 
 

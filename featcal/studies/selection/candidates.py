@@ -35,7 +35,7 @@ MERGED = "merged"
 
 @dataclass(frozen=True)
 class CandidateModel:
-    """A candidate."""
+    """A candidate of a choice: a start, as it is or calibrated with some options."""
 
     start: str
     """Name of the model to calibrate: the suite's merged one or another merge."""

@@ -49,7 +49,7 @@ class Score:
 
     criterion: str
     values: Mapping[str, tuple[float, ...]]
-    """By task, one for each held-out sample, fold after fold."""
+    """Values by task, one for each held-out sample, fold after fold."""
 
     @property
     def value(self) -> float:

@@ -30,7 +30,7 @@ class Candidate:
     """A candidate, and its results on all folds."""
 
     model: str
-    """Its name, by which every command makes it from all calibration samples."""
+    """Name of the candidate, by which every command makes it from all calibration samples."""
     start: str
     """Name of the model to calibrate; "merged" is the suite's own."""
     config: CalibrationConfig | None
@@ -89,13 +89,15 @@ class Selection(Drawable):
     was made on these samples. None if either was not scored.
     """
     folds: Mapping[str, tuple[tuple[int, ...], ...]]
-    """By task and fold: positions of the held-out samples in the source of the calibration samples."""
+    """Positions of the held-out samples in the source of the calibration samples, by task and fold."""
     samples: Mapping[str, int]
-    """By task: calibration samples that were read."""
+    """Number of calibration samples that were read, by task."""
     notes: tuple[str, ...]
     """Warnings, such as that no candidate can be judged, and why."""
     seconds: float
-    """Of all candidates, including those computed earlier or by other processes, and of the chosen calibration."""
+    """Seconds of all candidates, including those computed earlier or by other processes,
+    and of the chosen calibration.
+    """
     calibrated: CalibrationResult | None
     """The choice calibrated on all samples; None if no candidate could be judged, or if a start was chosen."""
     of: str = MERGED
