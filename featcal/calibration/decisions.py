@@ -210,7 +210,7 @@ def principal_rows(rows: Float[Tensor, "n m"]) -> Float[Tensor, "r m"]:
 
 @dataclass(frozen=True)
 class OutputMetric:
-    """S of one task for one map, (1 - share) I + V V^T."""
+    """The metric S of one task for one map, (1 - share) I + V V^T."""
 
     share: float
     """Weight delta of the part of the metric that depends on decisions."""

@@ -43,7 +43,7 @@ class DiagnosisOrder:
 
     @property
     def file(self) -> Path:
-        """Return the suite file: its own, or the one beside the report, or where that would be."""
+        """Return the path of the suite file: the requested one, else one beside the report, which may be a default."""
         return self.suite or (self.out or Path(f"{Path(self.model).resolve().name}.html")).with_suffix(".yaml")
 
     @property

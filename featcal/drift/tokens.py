@@ -31,8 +31,9 @@ class Token(NamedTuple):
     """One token of a sample's state."""
 
     part: str
-    """Its part of the sample: "class token", "picture", "text", "prompt", "encoder" or "decoder" of an encoder-decoder,
-    and after the head "final feature"."""
+    """Part of the sample to which the token belongs: "class token", "picture", "text", "prompt", "encoder" or
+    "decoder" of an encoder-decoder, and after the head "final feature".
+    """
     position: int
     """Position within that part, from 0; patches are numbered row by row."""
     word: str | None

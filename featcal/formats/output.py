@@ -45,7 +45,7 @@ class Named(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """Return their canonical names."""
+        """Return the canonical names of these tensors."""
 
 
 class OutputFolder:

@@ -29,7 +29,7 @@ class WrittenModel:
     run: HistoryEntry
     """Id of its run (`featcal.studies.recording.run_of`), whether or not the history contains it."""
     time: str
-    """When it was written: UTC, ISO 8601."""
+    """Time at which the checkpoint was written: UTC, ISO 8601."""
     tensors: str
     """Digest of the hashes of its tensors; if the folder gets other weights, it is another checkpoint."""
     loading: str

@@ -52,7 +52,7 @@ class TableCell:
     """The row, in the paper's words."""
     model: str
     task: str
-    """"average" for the mean over tasks."""
+    """Name of the task; "average" for the mean over tasks."""
     printed: float | None
     """None if the paper has no number."""
     measured: float | None = None

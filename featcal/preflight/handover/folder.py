@@ -83,7 +83,7 @@ class Folder:
 
     @property
     def generates(self) -> bool:
-        """Say whether its class writes text."""
+        """Say whether the class of the folder's model generates text."""
         return self.model_class.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
 
     @property
@@ -93,7 +93,7 @@ class Folder:
 
     @cached_property
     def template(self) -> Any:
-        """Return its chat template, a text or a list of named ones; None without one."""
+        """Return the folder's chat template, a text or a list of named ones; None without one."""
         own = self.read(TEMPLATE)
         if own is not None:
             return own.decode("utf-8", "replace")
