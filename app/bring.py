@@ -46,7 +46,9 @@ HELP = {
 
 
 def upload() -> None:
-    """Draw an upload to start from: a suite, a configuration of mergekit, or a model pool of FusionBench."""
+    """Draw an upload from which a suite can start: a suite file, a configuration of
+    mergekit, or a model pool of FusionBench.
+    """
     given = st.file_uploader(
         "Start from a suite file, a mergekit configuration or a FusionBench model pool (YAML)", type=["yaml", "yml"]
     )
@@ -116,7 +118,7 @@ def rows_of(table: pd.DataFrame) -> list[dict[str, str]]:
 
 
 def _field(draw: Any, name: str, default: Any, *args: Any, **kwargs: Any) -> Any:
-    """Draw a widget whose value stays while the visitor is on another page."""
+    """Draw a widget whose value is kept while the visitor is on another page."""
     kept, key = st.session_state.setdefault(_FORM, {}), f"draft-{name}"
     if key not in st.session_state:
         st.session_state[key] = kept.get(name, default)

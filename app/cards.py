@@ -27,7 +27,7 @@ Colour = Literal["normal", "inverse", "off"]
 
 @dataclass(frozen=True)
 class Card:
-    """A number with its label and change; `about` follows the change in grey."""
+    """A number with its label and change; `about` is shown in grey after the change."""
 
     label: str
     value: str = "–"
@@ -39,7 +39,7 @@ class Card:
 
 @dataclass(frozen=True)
 class HeadlineNumbers:
-    """The measurements of a merge and of the model that it is compared with; None if not measured.
+    """The measurements of a merge and of the model compared with it; None if not measured.
 
     Args:
         metric, split: in words.

@@ -1,5 +1,6 @@
-"""Check a merge made by other tools: one field takes its folder, and the app finds its ingredients and shows it on
-every page, without a suite file."""
+"""Check a merge made by another tool: one field takes its folder, the app finds the models from which it was made,
+and shows it on every page, without a suite file.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ def draw_field() -> None:
 
 
 def find_subject(named: str) -> dict[str, Any]:
-    """Return the fields of the selection for a merge: with the suite in its record, else a suite of its ingredients,
-    else the open suite.
+    """Return the fields of the selection for a merge: with the suite in its record, else with a suite of the models
+    from which it was made, else with the open suite.
 
     Raises:
         InputError: there is no such folder, or its ingredients are unknown and it does not fit the open suite.
@@ -82,7 +83,7 @@ def find_subject(named: str) -> dict[str, Any]:
 
 
 def _write_suite(folder: Path, origins: Origins) -> Path:
-    """Write the suite of a merge and its ingredients, measured on texts that experts write, and return its file."""
+    """Write the suite file of a merge and its models, measured on texts that the experts write; return the file."""
     file = _suites() / f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}.yaml"
     # Rows of a vocabulary that the base lacks are said to be there, and left out.
     parts = SuiteParts(

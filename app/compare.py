@@ -43,7 +43,7 @@ class Compared:
 
     @property
     def other_model(self) -> str | None:
-        """Return the model that it is compared with; None if it is shown alone."""
+        """Return the model with which the merge is compared; None if the merge is shown alone."""
         return next(iter([*self.models][1:]), None)
 
     @property
@@ -116,7 +116,7 @@ def resolve_chosen(session: Session) -> dict[str, ModelRef]:
 
 
 def _draw_choice(session: Session) -> None:
-    """Draw the two lists."""
+    """Draw the lists of the merge and of the model compared with it."""
     chosen, offered = state.selection(), offered_models(session)
     subjects = {name: words for name, words in offered.items() if name not in ("base", "anchor")}
     subjects = {name: words for name, words in subjects.items() if not name.startswith(("anchor:", "expert:"))}

@@ -20,9 +20,9 @@ from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.formatting import how_many
 
 LONGEST = 40
-"""Most characters of the calibrated model in the name of a file."""
+"""Largest number of characters of the calibrated model in the name of a file."""
 USUAL = ("merged", "base", "expert")
-"""Models of every suite, which a file's name leaves out."""
+"""Models that every suite has, which a file's name leaves out."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def sample_origin(
 
 
 def score_origin(session: Session, scores: Scores, models: Mapping[str, ModelRef]) -> Origin:
-    """Return the origin of scores."""
+    """Return the origin (suite, samples and models) of a table of scores."""
     counts = {task: one.n for task, one in scores.tasks.items()}
     return _origin(session, scores.split, counts, models, EvaluationSamples(None, scores.split))
 

@@ -141,7 +141,7 @@ def output_folder(name: str) -> Path:
         require_inside(place, "folder to write", to_write=True)
         return place.resolve()
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"no folder can be called that; type another name ({type(error).__name__})") from error
+        raise InputError(f"this is not a possible folder name; type another ({type(error).__name__})") from error
 
 
 def show_notes(written: WrittenModel) -> None:

@@ -1,7 +1,7 @@
 """Cache the first page for the next start: verdict and charts of the embedded suite, drawn before torch is loaded.
 
-The key is a hash of the suite's files, of featcal's code and of its version, so a changed file is measured anew. This
-module does not import torch, which takes seconds.
+The key is a hash of the suite's files, of featcal's code and of its version, so after a change the page is measured
+again. This module does not import torch, which takes seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FirstPage:
     cards: Sequence[Card]
     verdict: Verdict
     booked: pd.DataFrame
-    """Rows of `ledger_tables.attribution_table` of the merge."""
+    """Rows of `ledger_tables.attribution_table` for the merge."""
     layers: Mapping[str, pd.DataFrame]
     """Model → rows of `tables.layer_rows`, relative; the merge first."""
 

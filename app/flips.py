@@ -19,7 +19,7 @@ from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
 
 MOST_UNASKED = 12
-"""Most pictures shown without a selection."""
+"""Largest number of pictures shown without a selection."""
 
 
 def comparison(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> Comparison | None:

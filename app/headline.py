@@ -39,12 +39,12 @@ class _Headline:
 
     @property
     def key(self) -> Hashable:
-        """Return a cache key for its scores."""
+        """Return a cache key for the headline's scores."""
         return state.stamp(), tuple(model.key for model in self.models.values()), self.scored_on
 
     @property
     def score_kind(self) -> str:
-        """Return the kind of its scores."""
+        """Return the kind of the headline's scores."""
         whole = self.scored_on.samples is None
         return "answers" if whole else state.page_score_kind(self.session, self.scored_on)
 

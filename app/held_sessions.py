@@ -17,7 +17,7 @@ from featcal.system.progress import release_memory
 from featcal.system.sandbox import ServerRules
 
 MOST = 4
-"""Most suites that are open at once."""
+"""Largest number of suites that are open at once."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Held:
             return session
 
     def let_go(self) -> None:
-        """Close suites that are idle for too long."""
+        """Close suites that have been idle for too long."""
         if self._rules is None:
             return
         with self._lock:
@@ -94,7 +94,8 @@ class Held:
         limit = None if self._rules is None else self._rules.max_memory
         if limit is not None and wanted > limit:
             raise InputError(
-                f"this suite needs about {readable(wanted)} of memory, and this server gives suites {readable(limit)}; "
+                f"this suite needs about {readable(wanted)} of memory, and this server allows {readable(limit)} for "
+                "all suites; "
                 "use it on a machine of your own (pip install 'featcal[app]')"
             )
         out: list[_Open] = []

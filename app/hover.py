@@ -16,7 +16,7 @@ from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
 
 EDGES = ((256, 64), (1024, 48))
-"""Number of pictures up to which an edge has so many pixels; for more it has `SMALLEST`."""
+"""Number of pictures → pixels of a picture's edge up to that number; with more pictures it has `SMALLEST`."""
 SMALLEST = 32
 _SHEET = ResultKind[tuple[str, int]]("sheet of small pictures")
 

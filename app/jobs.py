@@ -34,9 +34,9 @@ from featcal.system.progress import Progress
 from featcal.system.sandbox import server_rules, without_places
 
 LINES = 60
-"""Number of last lines of a log to show."""
+"""Number of lines at the end of a log that are shown."""
 ENDED = 20
-"""Number of last ended jobs to list."""
+"""Number of ended jobs that are listed."""
 NAMES = {
     "calibrate": "Calibrate",
     "scores": "Score",
@@ -123,7 +123,7 @@ def is_unfinished(kind: str, args: Mapping[str, Any]) -> bool:
 
 
 def _ask(wanted: JobOrder, seconds: float, again: bool) -> bool:
-    """Draw the button that starts an order, and say whether it was pressed; then it disappears."""
+    """Draw the button that starts an order, and say whether it was pressed; once pressed it disappears."""
     place = st.empty()
     label = "Start again" if again else "Start"
     note = "Runs as a background job: other pages stay usable, and it continues when you close this one."

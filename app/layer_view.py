@@ -39,7 +39,7 @@ _PARTS = {
 }
 """Headings above the parts of an encoder-decoder's states, and above prompts."""
 _SIDE = 256
-"""Most pixels of a picture's longer side under the patches."""
+"""Largest number of pixels of the longer side of a picture under the patches."""
 _DARKEST = 150
 """The darkest grey of that picture, of 255."""
 

@@ -25,7 +25,7 @@ from featcal.suite.methods import EXPERT, NEEDS
 from featcal.system.formatting import duration
 
 MOST_TASKS = 6
-"""Most tasks whose pictures are shown."""
+"""Largest number of tasks whose pictures are shown."""
 _LONG = (
     "Every method at its defaults with three calibration seeds, as a background job: minutes for a small suite, "
     "hours for a large one. It continues when you close this page, and finished rows are kept if it is cancelled."

@@ -36,7 +36,7 @@ FIRST, HOME_PAGE = "verdict", "home"
 
 
 def make_pages(name: str) -> list[st.Page]:
-    """Return a page for the menu; the first page is listed a second time, under its own name."""
+    """Return the pages of the menu; the first page is listed a second time, under its own name."""
     file, (title, icon, _) = ROOT / "pages" / f"{name}.py", PAGES[name]
     # Part of the title, the icon is drawn with streamlit's own font: as `icon` it would be fetched from Google.
     title = f"{icon} {title}"

@@ -44,8 +44,8 @@ def trust(features: Points, flat: Points) -> float:
     """Measure the trustworthiness of a map (Venna and Kaski), 0 to 1: are neighbours on it true neighbours?
 
     1 - 2 / (n k (2 n - 3 k - 1)) times the sum, over all points and their k = `TRUST_NEIGHBOURS` nearest ones on the
-    map, of how far beyond k these rank by distance in the full space. Beyond `TRUST_POINTS` points the sum is over so
-    many of them, drawn with `SEED`; their neighbours are looked for among all. NaN where there are fewer than 4 points.
+    map, of how far beyond k these rank by distance in the full space. With more than `TRUST_POINTS` points the sum is
+    over that many of them, drawn with `SEED`, with neighbours among all points. NaN with fewer than 4 points.
 
     Args:
         features: `[n, d]`.

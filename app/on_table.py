@@ -1,4 +1,4 @@
-"""Find the merge under repair and its repair, which is the meaning of "calibrated" on every page."""
+"""Find the merge under repair, and its repair, to which the name "calibrated" refers on every page."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def find_calibration(session: Session) -> ModelRef:
 
 
 def find_merge(session: Session) -> ModelRef:
-    """Return the merge under repair: the subject if it can be calibrated, else the merge behind it; else the compared
-    model or the merge behind that; else the suite's own.
+    """Return the merge under repair: the subject if it can be calibrated, else the merge from which the subject was
+    made; else the compared model or the merge from which that was made; else the suite's own.
 
     Raises:
         InputError: an unknown name.
@@ -42,7 +42,7 @@ def find_merge(session: Session) -> ModelRef:
 
 
 def merge_of(session: Session, *names: str | None) -> ModelRef:
-    """Return the first merge among models and the models behind them, the suite's own if there is none.
+    """Return the first merge among models and the models from which they were made; the suite's own if there is none.
 
     Raises:
         InputError: an unknown name.
@@ -70,13 +70,17 @@ def why_not(session: Session, model: ModelRef) -> str:
 
 
 def fields_beside_merge(name: str) -> dict[str, str]:
-    """Return the fields of the selection that compare the subject with a model, and a calibration with its start."""
+    """Return the fields of the selection that compare the merge with a model, and a
+    calibration with the model before it.
+    """
     parts = model_name(name)
     return {"beside": name, **({"merge": parts.of} if parts.kind == "calibrated" and parts.of is not None else {})}
 
 
 def _find_start(session: Session, model: ModelRef) -> ModelRef | None:
-    """Return the model behind a model, also from the record of a calibrated folder; None if it is the suite's own."""
+    """Return the model from which a model was made, also by the record of a calibrated
+    folder; None if it is the suite's own.
+    """
     if model.kind == REFERENCE and not is_repairable(model):
         return session.resolve(recorded_calibration(Path(model.name))[1])
     return model.of

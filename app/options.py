@@ -244,7 +244,7 @@ def _limit(one: Option, value: float | None) -> float | None:
 
 
 def _step_name(step: float | str) -> str:
-    """Return the label of a slider's step; for one that is no longer offered streamlit returns the label."""
+    """Return the label of a slider's step; a step that is no longer offered is returned as its own label."""
     return step if isinstance(step, str) else exactly(step)
 
 

@@ -64,8 +64,9 @@ def say_looks(session: Session) -> None:
 
 
 def choose_run(run_id: str) -> None:
-    """Show a run: on the Runs page, and compared with the merge on every other page; a calibration compared with its
-    start."""
+    """Show a run on the Runs page and, compared with the merge, on every other page; a
+    calibration is compared with the model before it.
+    """
     state.look_at(run=run_id)
     try:
         state.look_at(**_select_beside(History().get(run_id)))

@@ -151,7 +151,9 @@ def measure_samples(session: Session, models: Mapping[str, ModelRef], on: Evalua
 
 
 def are_measured(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> bool:
-    """Say whether margin, drift and decisions of final features are known for all models, or will be in a moment."""
+    """Say whether margin, drift and decisions of final features are known for all models,
+    or can be computed in a moment.
+    """
     return all(_decides(session, model, on) for model in models.values())
 
 
@@ -214,7 +216,7 @@ def offer_measurements(session: Session, models: Mapping[str, ModelRef], on: Eva
 
 
 def _answers_are_whole(session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples) -> bool:
-    """Say whether both models of a page have answered in full; a class is no such answer."""
+    """Say whether both models of a page have generated full answers; classes are not such answers."""
     return session.is_text and all(session.measure.has_scores(model, on) for model in models.values())
 
 

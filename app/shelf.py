@@ -13,7 +13,7 @@ TABS = (LOADED, OWN, REPORT)
 
 
 def draw_tab(tab: str) -> None:
-    """Draw a tab."""
+    """Draw a tab of the Models and data page."""
     if tab == OWN:
         _draw_own()
     elif tab == LOADED:

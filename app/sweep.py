@@ -82,7 +82,7 @@ def show_sweep(session: Session, on: EvaluationSamples, models: Mapping[str, Mod
 
 
 def say_whole(session: Session) -> str:
-    """Say which samples the scores of runs are measured on, if that may be unclear."""
+    """Name the samples on which the scores of runs are measured, if that may be unclear."""
     return ", with whole answers" if session.is_text else ""
 
 

@@ -10,7 +10,7 @@ from featcal.suite.calibration_options import CalibrationConfig
 
 MOST_STEPS = 100
 RECENT = 5
-"""Number of last models offered for a return, besides the reference and the best."""
+"""Number of recent models offered, besides the reference and the best."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Trail:
         return self._steps[place] if 0 <= place < len(self._steps) else None
 
     def move(self, by: int) -> None:
-        """Move so many steps; nothing if that is beyond the ends."""
+        """Move by so many steps; do nothing if that is beyond the ends."""
         if self.find_step(by) is not None:
             self._at += by
 

@@ -15,7 +15,7 @@ from featcal.session.session import Session
 
 _TRAILS = "trails"
 _LONGEST = 30
-"""Most characters of a model's options on its button."""
+"""Largest number of characters of a model's options on its button."""
 _BUTTONS = (("Undo", -1, "Ctrl+Z"), ("Redo", 1, "Ctrl+Shift+Z"))
 
 _keys = st.components.v2.component(

@@ -153,7 +153,7 @@ def _choose_repair(session: Session, model: ModelRef) -> ModelRef | None:
 def _tables(
     session: Session, compared: Compared, on: EvaluationSamples, verdict: Verdict, report: Progress
 ) -> FirstPage:
-    """Measure the tables of both charts: the attribution of the merge, and the layers of both models."""
+    """Measure the tables of both charts: the attribution of the merge's drift, and the layers of both models."""
     merge = session.measure.drift(compared.models[compared.merge], attribution_options(on), report)
     ledgers = {compared.merge: merge}
     for name, model in compared.models.items():

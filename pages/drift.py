@@ -1,4 +1,4 @@
-"""Show where the merge went wrong: who caused the final drift, layer by layer; a click on a layer moves every panel."""
+"""Show where the merge went wrong: which layers caused the final drift; a click on a layer updates every panel."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""Map features through depth: expert and the models that are looked at, in the same coordinates."""
+"""Show features through depth as maps: expert and selected models, in the same coordinates."""
 
 import streamlit as st
 

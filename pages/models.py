@@ -1,4 +1,4 @@
-"""Show the loaded models and samples, the form for your own, and write a report on them."""
+"""Show the loaded models and samples, and a form for the user's own; write a report on them."""
 
 from app import shelf, view
 

@@ -92,7 +92,7 @@ def write_new_file(out: Path, text: str) -> None:
     try:
         put_new(out, text)
     except FileExistsError as error:
-        raise InputError(f"{out} is there already; choose another name or remove it") from error
+        raise InputError(f"{out} already exists; choose another name or remove it") from error
     except UnicodeEncodeError as error:
         raise InputError(f"cannot write {out}: character {error.start} is not text") from error
     except OSError as error:

@@ -127,7 +127,7 @@ def _model(value: Any, where: str, beside: Path) -> str:
     model, adapter = ARGUMENTS.get(target.rpartition(".")[2], (None, None))
     if model is None:
         known = ", ".join(ARGUMENTS)
-        raise InputError(f"{where}: '{target}' is never called, and featcal has a replacement only for {known}")
+        raise InputError(f"{where}: '{target}' is not called by featcal, which has a replacement only for {known}")
     used = {model, adapter, *(["revision", "subfolder"] if adapter is None else []), *_SAME_WEIGHTS}
     unknown = [f"'{name}'" for name in arguments if name not in used]
     if unknown:

@@ -67,7 +67,7 @@ def write_suite_text(parts: SuiteParts, out: Path) -> Beginning:
     """Return the text of the suite file `out`, without writing the file.
 
     Raises:
-        InputError: missing models or samples, or samples of a task without an expert; lists all of them.
+        InputError: missing models or samples, or samples of a task without an expert; the message lists all of them.
     """
     problems: list[str] = []
     assumed: list[str] = []
@@ -134,8 +134,9 @@ def _reads(base: str, experts: Iterable[str]) -> Reads:
 
 
 def _text_of(base: str) -> tuple[dict[str, int], list[str]]:
-    """Return the length at which a sentence-transformers folder cuts texts, as a key of a task, and notes on what it
-    does to texts."""
+    """Return the length at which a sentence-transformers folder cuts texts, as a key of a
+    task, and notes on how it changes texts.
+    """
     folder = local_path(split_lora(base, Path.cwd())[0], Path.cwd(), "base")
     found, lines = SentenceText.from_folder(folder), []
     if found.max_seq_length is not None:

@@ -49,7 +49,7 @@ class Guess:
 
 
 def guess(given: str, root: Path, reads: Reads = "answers") -> Guess:
-    """Find the sources behind a path, an id on the Hub, a name of the task catalogue, or YAML in braces.
+    """Find the sources in a path, an id on the Hub, a name of the task catalogue, or YAML in braces.
 
     YAML is one source of a suite file without its split, `{jsonl: FILE, input: '{question}'}`, whose other options are
     guessed, or a source for every split, `{calibration: {…}, test: {…}}`, which stays unchanged.
@@ -99,7 +99,7 @@ def _guess_explicit(given: str, root: Path, reads: Reads) -> Guess:
     if kind == "hub" and not path.exists():
         return _guess_hub(str(content[kind]), options, reads)
     if not path.exists():
-        raise InputError(f"samples: {path} does not exist; paths start from where the command runs")
+        raise InputError(f"samples: {path} does not exist; relative paths start from the current folder")
     return _guess_path(path, root, options, reads)
 
 
@@ -131,8 +131,9 @@ def _guess_path(path: Path, root: Path, given: Mapping[str, Any], reads: Reads) 
         return _guess_table({kind: from_folder(path, root)}, table, given, str(path), reads)
     refuse_other_files(path)
     raise InputError(
-        f"samples: the name of {path} does not tell what kind it is ({', '.join(ENDINGS)}, or a folder of pictures); "
-        "write it out: '{tensors: FILE, key: NAME}', for example"
+        f"samples: the name of {path} does not show the kind of source ({', '.join(ENDINGS)}, or a folder of "
+        "pictures); "
+        "write the source out, for example '{tensors: FILE, key: NAME}'"
     )
 
 

@@ -38,7 +38,7 @@ def import_recipe(file: Path, merged: str | None = None) -> Imported:
 
 
 def import_to_file(file: Path, merged: str | None, out: Path) -> dict[str, Any]:
-    """Write the suite of another tool's recipe; its head lists what is to be filled in.
+    """Write the suite of another tool's recipe; the top of the file lists what must be filled in.
 
     Returns:
         The document of `featcal suite import --json`: `out`, `missing` and `notes`.

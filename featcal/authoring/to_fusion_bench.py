@@ -35,7 +35,7 @@ def export_fusion_bench(suite: Suite) -> dict[str, Any]:
         InputError: the base cannot be found, or FusionBench does not load such models.
     """
     if suite.base is None:
-        raise InputError("the base is not known, and a pool has one; name it in the suite file ('base: REFERENCE')")
+        raise InputError("the base is not known, and a pool needs one; name it in the suite file ('base: REFERENCE')")
     models = {BASE: suite.base, **{name: task.expert for name, task in suite.tasks.items()}}
     foreign = [name for name, ref in models.items() if ref.startswith(PREFIXES)]
     if foreign:
@@ -70,7 +70,9 @@ def _model(ref: str, modality: str, root: Path, label: str) -> str | dict[str, A
     adapter_path, within_adapter = _place(adapter, root)
     target = _LORA_LOADERS.get(modality)
     if target is None or within or within_adapter:
-        raise InputError(f"{label}: FusionBench has no place for '{ref}'; write base and adapter as one model first")
+        raise InputError(
+            f"{label}: a pool of FusionBench cannot name '{ref}'; write base and adapter as one model first"
+        )
     model_key, adapter_key = ARGUMENTS[target.rpartition(".")[2]]
     return {"_target_": target, model_key: path, str(adapter_key): adapter_path}
 

@@ -120,7 +120,7 @@ class Merge:
         """`[tasks, tensors]`"""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Recompute theta."""
+        """Recompute the merged weights theta from the coefficients."""
         found = {}
         for k, (name, base) in enumerate(self._base.items()):
             found[name] = base.clone()

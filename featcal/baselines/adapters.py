@@ -51,7 +51,7 @@ from featcal.system.formatting import some
 )
 @dataclass(frozen=True)
 class Adapters(Sampled):
-    rank: int = option(16, "of every adapted map", least=1)
+    rank: int = option(16, "rank of every adapted map", least=1)
     on_another: ClassVar[bool] = True
 
     def make(self, given: FitInputs) -> Made:

@@ -45,8 +45,8 @@ from featcal.system.errors import NumericalError
 
 @register_method(
     "coefficients",
-    "coefficients of the task vectors for every linear map, by least squares on the inputs that the merged model gives "
-    "it (after output-space projection)",
+    "coefficients of the task vectors for every linear map, by least squares on the map's inputs in the merged model "
+    "(after output-space projection)",
     paper="2605.29101",
     needs=(SAMPLES,),
 )
@@ -67,7 +67,7 @@ def coefficients(run: Run, experts: Mapping[str, ExpertPass], options: Coefficie
         experts: one expert pass per task; their batches are the samples.
 
     Raises:
-        NumericalError: features that are not finite; names the maps.
+        NumericalError: features that are not finite; the message names the maps.
         InputError: an architecture that cannot be run block by block, or a map that is not given one row per token.
     """
     average = average_experts(run, experts)
@@ -120,11 +120,11 @@ class ProjectionSums:
         self._stage, self._index = stage, index
         self._groups: list[LinearGroup] = []
         self._grams: dict[str, Tensor] = {}
-        """G by group."""
+        """Gram matrices G by group of linear maps."""
         self._answers: dict[str, Tensor] = {}
         """sum_i omega_i tau_i G_i by group, rows stacked."""
         self._energies: dict[str, float] = {}
-        """J(0) by map."""
+        """Residual energy J(0), with all coefficients 0, by linear map."""
         self._vectors: dict[str, Mapping[str, Tensor]] = {}
         """Task vectors by task."""
 

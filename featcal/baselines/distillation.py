@@ -44,8 +44,8 @@ RATES = (1, 1 / 4, 1 / 16)
 
 @register_method(
     "distillation",
-    "full-weight distillation: steps of Adam on features and scores of the experts, whose number held-out samples "
-    "choose; slow, a ceiling for what the same samples allow",
+    "full-weight distillation: steps of Adam on features and scores of the experts, as many as held-out samples "
+    "choose; slow, an upper bound for the same samples",
     needs=(
         SAMPLES,
         TRAINING,
@@ -92,7 +92,7 @@ class Distiller:
     run: Run
     model: Weights
     heads: Mapping[str, Head | None] | None
-    """By task, None for the model's own vocabulary; None if models have no scores."""
+    """Heads by task, with None for the model's own vocabulary; None if models have no scores."""
 
     def distil(self, experts: Mapping[str, ExpertPass], held: Mapping[str, ExpertPass], options: Distillation) -> Made:
         """Take the steps; return the best model, its loss on held-out samples and the start's, and its steps.

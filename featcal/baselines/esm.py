@@ -54,7 +54,7 @@ Directions: TypeAlias = tuple[Tensor, Tensor]
 
 @register_method(
     "esm",
-    "Essential Subspace Merging: of every task vector the directions with the largest effect on its own features, "
+    "Essential Subspace Merging: from every task vector the directions with the largest effect on its own features, "
     "made orthogonal",
     paper="2602.20208",
     needs=(SAMPLES,),
@@ -76,7 +76,8 @@ def esm(run: Run, experts: Mapping[str, ExpertPass], options: Esm) -> Weights:
         experts: one expert pass per task; their batches are the samples.
 
     Raises:
-        NumericalError: features that are not finite, or a decomposition that does not converge; names the map.
+        NumericalError: features that are not finite, or a decomposition that does not converge; the message names the
+            map.
         InputError: an architecture that cannot be run block by block, or a map that is not given one row per token.
     """
     under = average_changes(run, experts, options.scale)

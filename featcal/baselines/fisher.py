@@ -51,7 +51,8 @@ _TOGETHER = 2**26
 class Fisher(Sampled):
     labels: int = option(
         16,
-        "labels of every sample whose gradients are taken: where there are no more the expectation is exact",
+        "number of labels per sample whose gradients are taken; with no more labels than that, the expectation is "
+        "exact",
         least=2,
     )
     normalize: bool = option(False, "divide every expert's information by its norm, so that none outweighs others")

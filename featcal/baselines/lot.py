@@ -66,7 +66,7 @@ def lot(run: Run, experts: Mapping[str, ExpertPass], options: Lot) -> Weights:
         experts: one expert pass per task; their batches are the samples.
 
     Raises:
-        NumericalError: features that are not finite; names the map.
+        NumericalError: features that are not finite; the message names the map.
         InputError: an architecture that cannot be run block by block, a map that is not given one row per token, or a
             norm that is another function of its parameters.
     """

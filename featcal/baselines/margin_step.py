@@ -96,7 +96,7 @@ class Scorer:
 
     run: Run
     heads: Mapping[str, Head | None]
-    """By task; None for the model's own vocabulary."""
+    """Heads by task; None for the model's own vocabulary."""
     answers: Sequence[int]
     """Scored tokens of the vocabulary: the first tokens of the experts' answers."""
 
@@ -113,9 +113,9 @@ class Batched:
     places: Sequence[int]
     """Indices of the samples among all."""
     short: Float[Tensor, " b"]
-    """s_n* - s_n."""
+    """Shortfall of every sample's margin, s_n* - s_n."""
     margins: Float[Tensor, " b"]
-    """s_n*."""
+    """The experts' margins s_n*, sample by sample."""
     inputs: Mapping[str, Float[Tensor, "b t d"]]
     slopes: Mapping[str, Float[Tensor, "b t m"]]
     """g_nt, by map; maps that do not affect a margin are left out."""
@@ -132,7 +132,9 @@ def take_step(given: FitInputs, options: MarginStep) -> Made:
     """
     run, model, adapter = given.run, given.family.merged, given.run.adapter
     if any(block.mixtures for block in adapter.blocks()):
-        raise InputError(f"margin-step: a {adapter.family} model is a mixture, whose maps see some tokens each")
+        raise InputError(
+            f"margin-step: a {adapter.family} model is a mixture, whose experts get only some of the tokens"
+        )
     try:
         heads = heads_of(given.family, {task: one.weights for task, one in given.experts.items()}, "calibration")
     except NoScores as error:
@@ -260,7 +262,7 @@ def watch_outputs(maps: Mapping[str, nn.Module]) -> Iterator[tuple[dict[str, Ten
     def watch(name: str) -> Any:
         def hook(_: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
             if output.ndim != 3:
-                raise InputError(f"margin-step: {name} puts out {list(output.shape)}, not [samples, tokens, width]")
+                raise InputError(f"margin-step: {name} returns {list(output.shape)}, not [samples, tokens, width]")
             inputs[name] = given[0].detach()
             shifts[name] = torch.zeros_like(output).requires_grad_()
             return output + shifts[name]

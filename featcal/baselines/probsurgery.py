@@ -17,7 +17,7 @@ from featcal.suite.options import option
 )
 @dataclass(frozen=True)
 class ProbSurgery(Surgery):
-    rank: int = option(128, "of every module", least=1)
+    rank: int = option(128, "rank of every module", least=1)
     kl: float = option(1e-4, "weight of the KL divergence to N(0, I) in the loss", least=0)
 
     @property

@@ -41,7 +41,7 @@ class AffineMap:
     """weight f + bias, a map of final features."""
 
     weight: Float[Tensor, "k k"]
-    """M^T."""
+    """Weight of the affine map, M^T."""
     bias: Float[Tensor, " k"] | None
 
     def __call__(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
@@ -64,7 +64,7 @@ class AffineMap:
 @dataclass(frozen=True)
 class React(Sampled):
     ridge: float = option(
-        0.1, "strength of the pull to the identity, beside the mean variance of the features", above=0
+        0.1, "strength of the pull to the identity, relative to the mean variance of the features", above=0
     )
     on_another: ClassVar[bool] = True
 

@@ -41,8 +41,9 @@ FLOAT64_ABOVE = 0.99
 
 
 _REDUCE: Mapping[str, float] = {"pixels": 0.95, "seq2seq": 0.1, "causal": 0.6, "text": 0.1}
-"""By modality, "causal" for every decoder: FusionBench's values for CLIP and GPT-2, RegMean's own for T5, and that for
-encoders of text as well."""
+"""Default of `reduce` by modality ("causal" for every decoder): FusionBench's values for CLIP and GPT-2, and
+RegMean's value for T5, which encoders of text share.
+"""
 
 
 @register_method(
@@ -84,7 +85,8 @@ def regmean(run: Run, experts: Mapping[str, ExpertPass], options: RegMean) -> We
         experts: one expert pass per task; their batches are the samples.
 
     Raises:
-        NumericalError: features that are not finite, or too few samples for a `reduce` of 1; names the maps.
+        NumericalError: features that are not finite, or too few samples for a `reduce` of 1; the message names the
+            maps.
         InputError: an architecture that cannot be run block by block, or a map that is not given one row per token.
     """
     average = average_experts(run, experts)

@@ -58,7 +58,7 @@ class LowRank:
 )
 @dataclass(frozen=True)
 class Surgery(Sampled):
-    rank: int = option(16, "of every module", least=1)
+    rank: int = option(16, "rank of every module", least=1)
     steps: int = option(1000, "steps of Adam for every task", least=0)
     rate: float = option(1e-3, "step size of Adam", above=0)
     batch: int = option(16, "samples in a step", least=1)
@@ -110,7 +110,7 @@ def with_modules(
     """
     if tasks_with_own_modules(model):
         raise InputError(
-            f"{kind}: {model.label} has maps or heads of its own of {some(sorted(tasks_with_own_modules(model)))}"
+            f"{kind}: {model.label} already has maps or heads for {some(sorted(tasks_with_own_modules(model)))}"
         )
     if run.adapter.answers == "text":
         raise InputError(

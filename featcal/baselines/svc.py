@@ -34,7 +34,7 @@ from featcal.suite.options import option
 @dataclass(frozen=True)
 class Svc(Baseline):
     alpha: float = option(
-        0.1, "least share of an expert's answer that counts: FusionBench's for averages and Task Arithmetic", above=0
+        0.1, "smallest share of an expert's response that counts; by default FusionBench's for Task Arithmetic", above=0
     )
     on_another: ClassVar[bool] = True
 

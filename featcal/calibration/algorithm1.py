@@ -30,7 +30,7 @@ class Blocks(Protocol):
         """Return the tensors of a block that an earlier run solved, by canonical name; None if it did not."""
 
     def facts(self, block: Block) -> Rounding:
-        """Return the facts that were `put` with a finished block."""
+        """Return the facts that were passed to `put` with a finished block."""
 
     def put(self, block: Block, tensors: dict[str, Tensor], facts: Rounding) -> None:
         """Store a solved block: its tensors by canonical name, in their storage dtype, the scales of quantised ones,
@@ -58,17 +58,19 @@ class Account:
     """Report of a calibration run: token counts, remaining drift, MoE experts left unsolved, rounding error."""
 
     tokens: Mapping[str, int]
-    """By task: see `Streams.count_tokens`, in the first stage."""
+    """Token counts by task in the first stage; see `Streams.count_tokens`."""
     drift: Mapping[str, Mapping[str, float]]
-    """By block and task: ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream, over the tokens of the block's own
-    stage (`Stage.own_state`): for a T5 decoder block those of the decoder."""
+    """Relative drift by block and task: ||h_cal - h_exp|| / ||h_exp|| of the calibrated stream, over the tokens of the
+    block's own stage (`Stage.own_state`): for a T5 decoder block those of the decoder.
+    """
     final: Mapping[str, FinalDrift]
-    """By task, if the merged model ran beside the calibration."""
+    """Final drift by task; empty unless the merged model ran beside the calibration."""
     starved: Mapping[str, Sequence[str]]
-    """By block: experts of a mixture that keep the merged weights because they got too few tokens (`RoutedGroup`), by
-    name inside the block; blocks without any are left out."""
+    """Starved experts by block: experts of a mixture that keep the merged weights because they got too few tokens
+    (`RoutedGroup`), by name inside the block; blocks without any are left out.
+    """
     rounding: Mapping[str, Rounding]
-    """By block; for a block that an interrupted run solved, the sums of that run."""
+    """Rounding errors by block; for a block that an interrupted run solved, those of that run."""
 
 
 class ForwardOrder:
@@ -77,10 +79,10 @@ class ForwardOrder:
     Args:
         run: base and merged model, and the resources of the calibration.
         experts: one expert pass per task; their batches are the calibration samples.
-        blocks: store of solved blocks; finished ones are only walked through.
+        blocks: store of solved blocks; finished blocks are not solved again.
         first: cache for the statistics of the first calibrated block.
         warn: also run the merged model on a few samples, to compare its final drift.
-        watch: called with the finished statistics of every block, or piece, before it is solved.
+        watch: called with the complete statistics of every block, or piece, before its solve.
     """
 
     def __init__(
@@ -115,17 +117,18 @@ class ForwardOrder:
             4, 5        for each linear map, with W_mer, W_base and the experts' W_i
             6 - 8           X_tgt (Eq. 10), then G_i and C_i (Eq. 13), then the weight of the task omega_i (Eq. 14)
             9               W_anc (Eq. 11), then the weight in closed form (Eq. 17)
-            10 - 12         its bias, if it has one (Eq. 55), to the weight as stored where that is quantised
+            10 - 12         its bias, if it has one (Eq. 55), fitted to the stored weight if that is quantised
             13 - 15     for each LayerNorm scale and shift from its normalised inputs (Eq. 59)
-            17          load what was solved into M_cal, all at once
+            17          load all solutions into M_cal, at once
 
         With line 17 the student's block runs again, on its new weights in the dtype they are stored in, so that the
-        next block is calibrated on what the deployed model will give it (Eq. 45). The recipes that are not the paper's
-        calibrate a block piece by piece instead (`Pieces`).
+        next block is calibrated on its inputs in the deployed model (Eq. 45). featcal's own recipes calibrate a block
+        piece by piece instead (`Pieces`).
 
         Raises:
-            NumericalError: features that are not finite, or a system that cannot be solved; names the block.
-            InputError: an architecture that cannot be run block by block; names the block.
+            NumericalError: features that are not finite, or a system that cannot be solved; the message names the
+                block.
+            InputError: an architecture that cannot be run block by block; the message names the block.
         """
         run, streams, blocks = self.run, self.streams, self.blocks
         with walking(run.adapter), run.seconds("calibration"):
@@ -154,7 +157,7 @@ class ForwardOrder:
         return self._account(final)
 
     def _enter(self, stage: Stage) -> None:
-        """Make the first calls of a stage, and find its counted tokens."""
+        """Make the first calls of a stage, and find the tokens with non-zero weight."""
         with self.run.seconds("first calls"):
             self._baseline.enter(self.streams.enter(stage))
         self.streams.find_rows(stage, self.config)
@@ -168,8 +171,9 @@ class ForwardOrder:
         return merged
 
     def _count(self, stage: Stage, index: int, merged: Mapping[str, Tensor]) -> BlockStatistics:
-        """Return the statistics of a block: from both streams, or from the last run if `first` has valid ones; none for
-        a block in which nothing is calibrated."""
+        """Collect the statistics of a block from both streams, or reuse those in `first`;
+        none for a block in which nothing is calibrated.
+        """
         block = stage.blocks[index]
         statistics = BlockStatistics(stage, index, self.config, block.name in self.chosen)
         if not statistics.modules:

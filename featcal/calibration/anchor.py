@@ -21,12 +21,12 @@ def read_merged_and_base(
     the compute device.
 
     Args:
-        rho: of the anchors; with 1 they equal the merged model, whose tensors then stand in for an unknown base.
+        rho: of the anchors. With 1 they equal the merged model, whose tensors then replace those of an unknown base.
         merged: by canonical name.
         modules: those inside the block whose tensors are needed; None for all.
 
     Raises:
-        InputError: another rho, and the base is not known.
+        InputError: rho is not 1 and the base is unknown.
     """
     is_idle = rho == 1 and isinstance(run.base, UnknownBase)
     start = merged if is_idle else run.base.read(block.names)
@@ -40,7 +40,7 @@ def read_merged_and_base(
 
 @dataclass(frozen=True)
 class AnchorWeights:
-    """The anchor as a model of its own: base + rho (merged - base) in every tensor.
+    """The anchor as a model: base + rho (merged - base) in every tensor.
 
     It is computed in float64 and returned in the merged model's dtype. A calibration converges to it as lam goes to
     infinity. For a merge by Task Arithmetic with scale s it is Task Arithmetic with scale rho * s, up to one rounding.

@@ -29,7 +29,7 @@ class FinalDrift:
 
 
 class BaselineDrift:
-    """The merged model's own stream on a few samples of every task, advanced while the blocks are calibrated.
+    """The merged model on a few samples of every task, run block by block along with the calibration.
 
     Args:
         experts: by task; tasks without one are not measured.

@@ -1,10 +1,10 @@
 """Solve one block with other options while all blocks before it stay, for a slider before the exact run.
 
 The block's weights are exact for the inputs of the last exact run; an exact run in float32 differs from them only by
-rounding. But new options would also change the blocks before it, and thus its inputs; and nothing after the block is
-computed. The preview of the first calibrated block is therefore exact, and that of others is the better the less the
-options moved. Recipes that solve a block piece by piece solve every piece on the output of the pieces before it, which
-stay as the exact run left them: even in the first block only the first pieces are exact.
+rounding. New options would also change the blocks before it, and thus its inputs; a preview ignores this, and computes
+nothing after the block. So the preview of the first calibrated block is exact, and previews of later blocks are better
+the less the options change. Recipes that solve a block piece by piece solve every piece on the output of the pieces
+before it, which keep the solutions of the exact run: even in the first block only the first pieces are exact.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ class Before:
 
 @dataclass(frozen=True)
 class BlockPreview:
-    """A block as other options would solve it."""
+    """Solution of a block with other options."""
 
     config: CalibrationConfig
     layer: str
     tensors: Mapping[str, Tensor]
     """All tensors of the block, by canonical name, in their storage form."""
     drift: Mapping[str, float]
-    """By task: mean over samples of ||h_model - h_expert|| after the block over the mean of ||h_expert||."""
+    """Relative drift after the block, by task: mean over samples of ||h_model - h_expert||
+    over the mean of ||h_expert||.
+    """
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,12 @@ class Preview:
     statistics: Sequence[Sequence[BlockStatistics]]
     """Statistics of the block, or of each of its pieces, with the options of `corners`."""
     sums: Sequence[object]
-    """Tensors of the statistics, where `featcal.session.cache.nbytes` counts them."""
+    """Tensors of the statistics, listed so that the session's cache can compute their size
+    (`featcal.session.cache.nbytes`).
+    """
     before: Mapping[str, Sequence[Before]]
     reached: Mapping[str, float]
-    """By task: relative drift after the block in the exact run."""
+    """Relative drift after the block in the exact run, by task."""
 
     def solve(self, config: CalibrationConfig) -> BlockPreview:
         """Solve the block with other numbers of its recipe, or other biases, by the closed form alone.
@@ -84,7 +88,7 @@ class Preview:
         config = resolve_options(config, self.run.adapter, self.before)
         free = (*(name for name in NUMBERS[self.config.recipe] if name != "mu" or self.config.mu), "biases")
         if replace(config, **{name: getattr(self.config, name) for name in free}) != self.config:
-            raise InputError(f"a preview can have other {', '.join(free)} than its exact run, and no other option")
+            raise InputError(f"a preview can differ from its exact run in {', '.join(free)} alone; make an exact run")
         run, block = self.run, self.block
         with walking(run.adapter):
             merged = run.merged.read(block.names)
@@ -107,7 +111,7 @@ def build_preview(
     fitted: Mapping[str, ExpertPass],
     measured: Mapping[str, ExpertPass],
 ) -> Preview:
-    """Walk to one block of an exact run and keep the inputs of its previews.
+    """Run the models up to one block of an exact run, and store the inputs of its previews.
 
     Args:
         config, model: options and result of the exact run.
@@ -116,12 +120,15 @@ def build_preview(
         measured: the samples that measure drift, of every task that options may name.
 
     Raises:
-        InputError: no such block, nothing of it is calibrated, or the options name parts that do not exist.
+        InputError: there is no such block, nothing in it is calibrated, or the options name parts that do not exist.
     """
     adapter = run.adapter
     config = resolve_options(config, adapter, measured)
     if config.decisions:
-        raise InputError("there is no preview with decisions: the directions of every expert would have to be kept")
+        raise InputError(
+            "there is no preview with decisions, which would have to store the directions of every expert; set "
+            "decisions to 0"
+        )
     names = {layer: name for name, layer in adapter.block_names().items()}
     if layer not in names:
         raise InputError(f"no block '{layer}', only {', '.join(names)}.{did_you_mean(layer, names)}")
@@ -131,7 +138,7 @@ def build_preview(
         streams.find_rows(stage, config)
         whole = [BlockStatistics(stage, index, one, chosen) for one in corners(config)]
         if not whole[0].modules:
-            raise InputError(f"{layer}: these options leave it as merged; there is nothing to preview")
+            raise InputError(f"{layer}: these options do not calibrate this block, so there is nothing to preview")
         if config.recipe == PAPER:
             streams.count(whole, run.merged.read(block.names))
             statistics = [whole]
@@ -148,7 +155,9 @@ def build_preview(
 
 
 def _count_pieces(streams: Streams, config: CalibrationConfig, stage: Stage, index: int) -> list[list[BlockStatistics]]:
-    """Calibrate a block as the exact run did, and keep the statistics of its pieces with the options of `corners`."""
+    """Calibrate a block as the exact run did, and keep the statistics of its pieces (with
+    the end points of alpha and beta, `corners`).
+    """
     found: list[BlockStatistics] = []
     also = corners(config)
     Pieces(streams, config, lambda one: found.append(one.with_config(one.config)), also).calibrate(stage, index)

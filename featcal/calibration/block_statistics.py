@@ -1,6 +1,7 @@
 """Collect sufficient statistics of one block: for every linear map and norm, per task and summed over tasks.
 
-Features are dropped as soon as they are counted. Sums have the size of one task, whatever the number of experts.
+Features are dropped as soon as they are added to the sums, which have the size of one task, whatever the number of
+experts.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class BlockStatistics:
 
     Args:
         chosen: False for a block that stays as merged, which needs no statistics.
-        only: the modules to count, if others are counted separately.
-        moved: the linear maps among these whose targets are shifted, and so are made from the expert's outputs.
+        only: the modules to collect, if others are collected separately.
+        moved: the linear maps among these whose targets are shifted, and so are computed from the expert's outputs.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class BlockStatistics:
             name: module for name, module in calibrated.items() if chosen and (only is None or name in only)
         }
         self.routing = routing(stage, index, self._fitted)
-        """Modules whose inputs contain the routers' decisions, which tokens an expert gets; none if no expert's map is
-        counted."""
+        """Modules whose inputs show the routers' decisions about tokens; none if no map of
+        an expert of a mixture is calibrated.
+        """
         self.modules: dict[str, nn.Module] = {**self._fitted, **self.routing}
-        """All modules whose inputs are needed: the counted ones, and those that decide which tokens count."""
+        """All modules whose inputs are needed: those with statistics, and those that decide the tokens' weights."""
         self._linears: list[LinearGroup] = []
         self._norms: list[NormGroup] = []
 
@@ -72,14 +74,14 @@ class BlockStatistics:
         return [prior for group in self._linears for prior in group.sums.priors]
 
     def take_priors(self, priors: Sequence[Prior]) -> None:
-        """Share the priors of the same maps with other statistics; neither side may change them."""
+        """Share the priors of the same maps with other statistics; do not change them afterwards on either side."""
         rest = iter(priors)
         for group in self._linears:
             group.sums.priors = list(islice(rest, len(group.names)))
 
     @property
     def is_started(self) -> bool:
-        """Say whether a batch was counted already."""
+        """Say whether a batch was added already."""
         return bool(self.groups)
 
     @property
@@ -91,7 +93,7 @@ class BlockStatistics:
         """Find the linear maps that share their input, from the first inputs.
 
         Raises:
-            InputError: a module whose statistics would be wrong; names it.
+            InputError: the statistics of a module would be wrong; the message names it.
         """
         if self.is_started:
             return
@@ -128,10 +130,10 @@ class BlockStatistics:
         expert: Named,
         weighed: Mapping[str, Sequence[TokenRows]] | None = None,
     ) -> None:
-        """Count one batch of a task.
+        """Add one batch of a task to the statistics.
 
         Args:
-            rows: the counted tokens of the task.
+            rows: the task's tokens with non-zero weight.
             position: index of the batch in the task.
             inputs: the inputs of the student's modules.
             trace: the expert's block on the same batch.
@@ -162,8 +164,8 @@ class BlockStatistics:
                 None for the plain squared error.
 
         Raises:
-            InputError: a part of the task's tokens was not counted, nor merged.
-            NumericalError: no token of the task counts, or what was counted is not finite; names the modules.
+            InputError: a part of the task's tokens was neither added nor merged.
+            NumericalError: no token of the task has weight, or the sums are not finite; the message names the modules.
         """
         ended = [group for place, group in enumerate(self.groups) if only is None or place in only]
         for group in ended:
@@ -196,7 +198,7 @@ class BlockStatistics:
         """Return finished statistics with the targets of `config`: they are affine in alpha and beta.
 
         Args:
-            counted: statistics with the options of `corners`, on the same tokens; they stay unchanged.
+            counted: statistics with the options of `corners`, on the same tokens; they are not changed.
         """
         # Barycentric coordinates: (alpha, beta) = (0, 0), (1, 0) and (1, 1) are the corners.
         shares = (1 - config.alpha, config.alpha - config.beta, config.beta)
@@ -226,7 +228,9 @@ class FirstBlock:
     def take(
         self, merged: Weights, experts: Mapping[str, ExpertPass], config: CalibrationConfig
     ) -> BlockStatistics | None:
-        """Return the statistics if the last run used these very objects and options that count alike, else None."""
+        """Return the statistics if the last run used these very objects, and options with
+        the same effect on statistics; else None.
+        """
         if self._kept is None:
             return None
         of, passes, counted, statistics = self._kept
@@ -253,7 +257,9 @@ def _refers(reference: ref[ExpertPass], one: ExpertPass) -> bool:
 
 
 def _counting_options(config: CalibrationConfig) -> dict[str, object]:
-    """Return the options that decide the content and dtype of the statistics; those of biases are always counted."""
+    """Return the options on which the content and dtype of the statistics depend; those of
+    biases are always collected.
+    """
     options = {name: value for name, value in asdict(config).items() if name not in ("lam", "rho", "biases")}
     return {**options, "products": product_dtype(torch.float32, config)}
 
@@ -262,10 +268,10 @@ def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
     """Group the linear maps of a block among `inputs` that share a statistic: the same captured input under the same
     token weighting.
 
-    Maps with a bias and maps without are apart: their targets differ.
+    Maps with a bias and maps without are in separate groups, since their targets differ.
 
     Raises:
-        InputError: a map that is not given one row per token; names it.
+        InputError: a map does not get one row per token; the message names it.
     """
     check_inputs(stage, index, inputs)
     # By identity: equal values of two tensors would not be the same statistic on the next batch.
@@ -273,10 +279,10 @@ def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:
 
 
 def likely_groups(stage: Stage, index: int, routers: bool = False) -> list[LinearGroup]:
-    """Predict the groups that `linear_groups` will find in a block that did not run yet, for estimates.
+    """Predict the groups that `linear_groups` will find in a block that has not run yet, for estimates.
 
     Unless the stage knows which maps share their input (`Stage.sharing`), maps of one module with equally wide inputs
-    are assumed to. Maps of the experts of a mixture come last.
+    count as sharing. Maps of the experts of a mixture come last.
 
     Args:
         routers: whether those of mixtures are calibrated.
@@ -313,11 +319,11 @@ def _group_maps(stage: Stage, index: int, fed: Mapping[str, Hashable]) -> list[L
 
 
 def check_inputs(stage: Stage, index: int, inputs: Named) -> None:
-    """Check that every counted map gets one row per token, `[batch, tokens, width]`; a norm may get one for every head
-    of a token, if the stage knows which axis the heads have.
+    """Check that every calibrated map gets one row per token, `[batch, tokens, width]`; a norm may get one row for
+    every head of a token, if the stage knows the axis of the heads.
 
     Raises:
-        InputError: a module with another kind of input, whose rows are not the tokens that the weights belong to.
+        InputError: a module has another kind of input, so that its rows do not match the tokens' weights.
     """
     block = stage.blocks[index]
     for name, given in ((name, stage.arrange_tokens(given)) for name, given in inputs.items()):

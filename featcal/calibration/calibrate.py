@@ -65,7 +65,8 @@ if TYPE_CHECKING:
 
 
 def config_for(family: Family, **asked: Any) -> CalibrationConfig:
-    """Return the options of a run: those given (None is not), else the suite's, else the recipe's for the architecture.
+    """Return the options of a run: those given (None means not given), else the suite's, else the recipe's for the
+    architecture.
 
     A suite's options for one recipe (`OWN`) are ignored for other recipes, and `cautious` overrides them.
 
@@ -73,7 +74,8 @@ def config_for(family: Family, **asked: Any) -> CalibrationConfig:
         asked: fields of `CalibrationConfig` and `SHORTHANDS`, by name.
 
     Raises:
-        InputError: no such option, a value outside its range, or an option without effect for the architecture.
+        InputError: there is no such option, a value is outside its range, or an option has no effect for the
+            architecture.
     """
     problems = [f"no option '{name}'.{did_you_mean(name, ASKED)}" for name in asked if name not in ASKED]
     if problems:
@@ -105,10 +107,11 @@ class CalibrationResult(Drawable):
     """The merged model with its calibrated blocks; every function that takes a model accepts it."""
     record: Mapping[str, Any]
     """command, suite, model, config, tasks (samples, tokens, truncated, indices, hash), seconds by stage, relative
-    drift by block (named as in tables) and of the final features, warnings where that rose (not where expert passes
-    were used again), where solutions are stored in half precision how far rounding moves them (`storing`, as `Storing`
-    has it), what prepared the samples, versions, machine, and the process's peak memory when the calibration ended; a
-    saved record has the peak after writing."""
+    drift by block (named as in tables) and of the final features, warnings where the latter rose (unless expert passes
+    were reused), the rounding error if solutions are stored in half precision (`storing`, see `QuantizationError`), the
+    processor that prepared the samples, versions, machine, and the process's peak memory when the calibration ended; a
+    saved record has the peak after writing.
+    """
 
     def save(self, out: str | Path) -> list[str]:
         """Write a folder that `from_pretrained` loads, with card and `featcal.json`; returns the file names.
@@ -148,10 +151,10 @@ def calibrate_family(
 
     Args:
         config: by default the options that the suite recommends, else the paper's for the architecture.
-        experts: expert passes to reuse, from `expert_passes` with the same samples and precision; passes of tasks that
-            the options leave out are not used.
+        experts: expert passes to reuse, from `expert_passes` with the same samples and precision; passes of excluded
+            tasks are not used.
         first: cache for the statistics of the first block, for the next run with the same `experts`.
-        watch: called with the finished statistics of every block, or piece, before it is solved.
+        watch: called with the complete statistics of every block, or piece, before its solve.
 
     Raises:
         InputError: the suite, its models or its samples are not usable.
@@ -191,13 +194,13 @@ def calibrate_to_folder(
 
     Args:
         max_memory: bytes of resident memory to stay within, or limits of process and device; token states beyond it go
-            to files, and a written model that does not fit is verified block by block.
-
-    With several ranks (`distributed.join_process_group`) each rank makes the same call; the ranks with a task read its
-    expert, and rank 0 writes.
+            to files, and a written model that does not fit is verified block by block. With several ranks
+            (`distributed.join_process_group`) each rank makes the same call; the ranks with a task read its expert, and
+            rank 0 writes.
 
     Returns:
-        The document of `featcal calibrate --json`; all but `out` is also `featcal.json`. Empty on ranks but 0.
+        The document of `featcal calibrate --json`; without `out` it is also the content of `featcal.json`. Empty on
+        ranks other than 0.
 
     Raises:
         InputError: suite, models, samples or folder are not usable.
@@ -306,7 +309,7 @@ def _store(
     to files beside `out`.
 
     Raises:
-        InputError: a limit is below the need of one block, or is for a device and there is none.
+        InputError: a limit is below the need of one block, or is a device limit without a device.
     """
     folder = out.expanduser().absolute().parent
     if limits == MemoryLimits():
@@ -331,7 +334,9 @@ def _identity(
     drawn: Mapping[str, Mapping[str, Any]],
     hashes: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """Return the facts that identify a run to a folder: only a run that agrees in all of them can be resumed."""
+    """Return the facts that identify a run to a folder: an interrupted run can be resumed
+    only if all of them are equal.
+    """
     return {
         "config": {name: value for name, value in asdict(config).items() if name not in IDLE},
         "suite": family.suite.model_dump(mode="json"),
@@ -350,7 +355,7 @@ def _record(
     account: Account,
     run: Run,
 ) -> dict[str, Any]:
-    """Return the record of a finished calibration, without the entries that its caller adds."""
+    """Return the record of a finished calibration, except the entries that its caller adds."""
     merged, layers = family.suite.merged, family.adapter.block_names()
     file = "a model in memory" if is_held(merged) else "checkpoint"
     own = merged.model_dump() if isinstance(merged, MergeRecipe) else file
@@ -431,8 +436,9 @@ def _write(
 
 
 def _generation(made: CalibrationResult, whole: bool) -> dict[str, Any]:
-    """Run the canary on a model that generates; return its entry of the record. Empty for other models, and if the
-    whole model may not be in memory."""
+    """Check that a generating model still generates (`evaluation.generation_check`); return the record's entry. Empty
+    for other models, and if the memory limit excludes loading the whole model.
+    """
     family = made.family
     if not family.adapter.generates or not whole:
         return {}

@@ -1,7 +1,7 @@
 """Solve the closed forms of FeatCal (Eqs. 11, 14, 17, 55, 59): pure functions of tensors, nothing else.
 
 Conventions: a linear map has weight W `[m, d]`; features are columns in the paper and rows here; a sum over
-tasks is already taken where an argument is called `…_sum`. They compute in the dtype that they are given.
+tasks is already taken where an argument is called `…_sum`. Functions compute in the dtype of their arguments.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Round solved weights to the grid of a quantised model, so that the objective of their calibration grows least.
 
 Around its minimiser W* the objective of Eq. (15) is tr(E H E^T) + constant, with E = W* - W and H = L L^T the left
-matrix of Eq. (17), ridge included. Its factor L, lower triangular, is at hand from the solve:
+matrix of Eq. (17), ridge included. The solve has already computed its factor L, lower triangular:
 
     tr(E H E^T) = sum over columns j of |sum over k >= j of e_k L_kj|^2
 
-so column j is rounded once the columns after it are, at the value that would make its term nothing,
-t_j = w_j + sum over k > j of e_k L_kj / L_jj, and what is left is L_jj^2 |t_j - round(t_j)|^2: the error of every
-column is taken over by those that are not rounded yet. This is the rule of GPTQ (Frantar et al., arXiv:2210.17323,
-section 3) with columns in reverse order, that is Babai's nearest plane (Chen et al., arXiv:2507.18553); GPTQ takes
-2 X X^T with a damping in the place of H, the calibration's own matrix and ridge here. docs/theory/compact.md has the
-formulas.
+so column j is rounded once the columns after it are, at the value that would make its term 0, t_j = w_j + sum over k >
+j of e_k L_kj / L_jj, and the remaining error is L_jj^2 |t_j - round(t_j)|^2: columns that are not yet rounded
+compensate the error of every column. This is the rule of GPTQ (Frantar et al., arXiv:2210.17323, section 3) with
+columns in reverse order, that is Babai's nearest plane (Chen et al., arXiv:2507.18553); GPTQ takes 2 X X^T with a
+damping in the place of H, the calibration's own matrix and ridge here. docs/theory/compact.md has the formulas.
 """
 
 from __future__ import annotations
@@ -118,8 +117,8 @@ def round_columns(
 ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m groups"]]:
     """Round the columns from the last to the first, each so that it compensates the errors of the columns after it.
 
-    A group of columns gets its scale when its turn comes, from its best values given the columns after it; a scale for
-    whole rows comes from the weight.
+    A group of columns gets its scale before its first column is rounded, from its best values given the columns after
+    it; a scale for whole rows comes from the weight.
 
     Args:
         weight: W*, the solution of Eq. (17).

@@ -1,4 +1,4 @@
-"""Measure how well posed the linear systems of a calibration are: eigenvalues of every left matrix."""
+"""Measure the conditioning of the linear systems of a calibration: the eigenvalues of every left matrix."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from featcal.system.progress import Progress, silent
 @dataclass(frozen=True)
 class Conditioning:
     """Figures of the left matrix of Eq. (17), sum_i omega_i G_i + (lam + eps) I, of linear maps that are solved
-    together, or of one map with its prior, mu sum_i K_i more. Of an expert of a mixture that is starved there is none.
-
-    Norms are not here: theirs are systems of two unknowns.
+    together, or of one map with its prior, mu sum_i K_i more. There are none for an expert of a mixture with too few
+    tokens, nor for norms, whose systems have two unknowns.
     """
 
     layer: str
@@ -36,7 +35,9 @@ class Conditioning:
     width: int
     """Features of their input: the side of the matrix."""
     tokens: int
-    """Counted tokens of all tasks; with fewer than `width` only the anchor decides some directions."""
+    """Tokens with non-zero weight, of all tasks; with fewer than `width` some directions
+    are decided by the anchor alone.
+    """
     smallest: float
     """Smallest eigenvalue of the left matrix; `lam + eps` if the samples miss a direction."""
     largest: float
@@ -58,7 +59,7 @@ def conditioning_of(layer: str, group: LinearGroup, config: CalibrationConfig) -
     """Measure every system of a group before it is solved; costs a decomposition of each matrix in float64.
 
     Raises:
-        NumericalError: matrix or eigenvalues are not finite; names block and maps.
+        NumericalError: matrix or eigenvalues are not finite; the message names block and maps.
     """
     sums = group.sums
     ridge = sums.scale * (config.lam + config.eps)
@@ -82,7 +83,7 @@ def measure_conditioning(
     first: FirstBlock | None = None,
     progress: Progress = silent,
 ) -> list[Conditioning]:
-    """Measure every system that a calibration solves, in forward order; takes a calibration and the decompositions.
+    """Measure every system that a calibration solves, in forward order. Costs a calibration and the decompositions.
 
     Raises:
         InputError: the suite, its models or its samples are not usable.
@@ -91,7 +92,9 @@ def measure_conditioning(
     adapter, found = family.adapter, list[Conditioning]()
     config = resolve_options(config, adapter, family.suite.tasks)
     if config.decisions:
-        raise InputError("with decisions a system is not of one matrix per map; measure its conditioning without them")
+        raise InputError(
+            "decisions couples the rows of a map in one system, whose conditioning is not measured; set decisions to 0"
+        )
     layers = adapter.block_names()
 
     def look(statistics: BlockStatistics) -> None:

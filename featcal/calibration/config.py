@@ -36,7 +36,8 @@ def resolve_recipe(adapter: Adapter, tasks: Collection[str], asked: Mapping[str,
     """
     if asked.get("augment") and adapter.modality != "pixels":
         raise InputError(
-            f"augment varies pictures, and a {adapter.family} model reads text; leave it out, or give more samples"
+            f"augment makes varied copies of pictures, but a {adapter.family} model reads text; leave it out, or give "
+            "more samples"
         )
     _refuse_idle(adapter, [name for name in asked if asked[name]])
     options = {name: value for name, value in adapter.defaults.items() if name not in OF_A_RECIPE} | dict(asked)
@@ -52,8 +53,9 @@ def resolve_recipe(adapter: Adapter, tasks: Collection[str], asked: Mapping[str,
 
 
 def options_without_base(suite: Suite) -> dict[str, Any]:
-    """Return default options for a suite whose base is not known: the anchor is the merged model. None if the base is
-    known."""
+    """Return default options for a suite whose base is unknown: rho 1, with which the
+    anchor is the merged model. None if the base is known.
+    """
     return {"rho": 1.0} if suite.base is None else {}
 
 
@@ -98,11 +100,13 @@ def resolve_options(config: Any, adapter: Adapter, tasks: Collection[str]) -> Ca
     prefix of its tensors, and "all", if no part has that name, means every part, which overrides a suite's own choice.
 
     Raises:
-        InputError: not options, or names of parts that do not exist; lists all of them.
+        InputError: an option or a part does not exist; the message lists all of them.
     """
     if not isinstance(config, CalibrationConfig):
         kind = type(config).__name__
-        raise InputError(f"options of a calibration are a featcal.CalibrationConfig(lam=0.05, …), not a {kind}")
+        raise InputError(
+            f"give the options of a calibration as featcal.CalibrationConfig(lam=0.05, …), not as a {kind}"
+        )
     # What is on by default means nothing to many architectures, and was not asked for.
     given = {name: value for name, value in asdict(config).items() if value != getattr(CalibrationConfig, name)}
     _refuse_idle(adapter, [name for name, value in given.items() if value])
@@ -124,11 +128,11 @@ def _check_grid(config: CalibrationConfig, adapter: Adapter) -> None:
     """Check that the linear maps of an architecture can be packed, and that groups of columns fit their inputs.
 
     Raises:
-        InputError: they cannot; says why.
+        InputError: they cannot be packed; the message says why.
     """
     kind = f"quantize: a {adapter.family} model"
     if not adapter.reads_packed:
-        raise InputError(f"{kind} with packed weights is one that {adapter.library} does not load; leave quantize out")
+        raise InputError(f"{kind} with packed weights cannot be loaded by {adapter.library}; leave quantize out")
     maps = [(block.stored_name(name), module) for block in adapter.blocks() for name, module in block.maps.items()]
     if any(block.mixtures for block in adapter.blocks()):
         raise InputError(f"{kind} has experts of a mixture, which featcal does not quantise; leave quantize out")
@@ -164,7 +168,7 @@ def _find_parts(
     """Return the chosen parts by option, with their own names and in their own order; None for all parts of a kind.
 
     Raises:
-        InputError: unknown names, all of them.
+        InputError: there are unknown names; the message lists all.
     """
     problems: list[str] = []
     found: dict[str, tuple[str, ...] | None] = {}

@@ -1,25 +1,27 @@
-"""Weigh errors by their effect on the experts' decisions (the option `decisions` of featcal's own recipes).
+"""Weight errors by their effect on the experts' decisions (the option `decisions` of featcal's own recipes).
 
-Eq. (15) counts an error of a map's output alike in every direction. A decision does not: of the outputs of a late block
-a classifier reads a few directions per task, others for every task, and where tasks share a map they need not agree in
-the rest. With z the scores of expert i, the margin of a sample is that of the largest score over a rival's, and
+Eq. (15) weights an error of a map's output equally in every direction, but decisions depend on few of them: the
+classifier of a task reads a few directions of a late block's output, different ones for every task, and tasks that
+share a map need not agree in the other directions. With z the scores of expert i, the margin of a sample is its largest
+score minus a rival's, and
 
     u_n = gradient of the margin of sample n by a shift of the map's output that all of its tokens share,
     S_i = (1 - delta) I + delta m U_i^T U_i / ||U_i||_F^2,
 
-U_i `[n, m]` the rows u_n. Of classes the rival is the second best. Of a vocabulary, whose second best token is often no
-answer at all, it is a first token of any expert's answers, each in its turn: so a task keeps its answers apart from
-those of the others. The recipe's objective measures the loss of a task in the metric S_i instead of I,
+U_i `[n, m]` the rows u_n. For classes the rival is the second best class. For a vocabulary, whose second best token is
+often no answer at all, the rivals are the first tokens of all experts' answers, one after the other, so that a task's
+answers stay distinct from those of other tasks. The recipe's objective measures the loss of a task in the metric S_i
+instead of I,
 
     J(W) = sum_i omega_i / n_i ||S_i^(1/2) (W X_i - Y_i)||^2 + mu sum_i ||(W - W_0 - rho tau_i) K_i^(1/2)||^2
            + lam ||W - W_anc||^2,
 
 whose minimiser solves sum_i omega_i S_i W G_i + W (mu sum_i K_i + (lam + eps) I) = right-hand side: one linear system
-with m d unknowns. Conjugate gradients find the correction to the plain solution, the one with I in the place of every
-S_i. The prior and the ridge stay as they are. Nothing is trained: one backward pass of every expert measures U_i. S_i
-is the output side of a Kronecker-factored Gauss-Newton matrix (K-FAC, arXiv 1503.05671, whose sharing of weights over
-tokens is that of "reduce" in arXiv 2311.00636); MaTS (arXiv 2312.04339) merges in such matrices by conjugate gradients.
-Deployed inputs, targets and margins are featcal's own.
+with m d unknowns. Conjugate gradients find the correction to the plain solution, which has I in place of every S_i. The
+prior and the ridge stay as they are. Nothing is trained: one backward pass of every expert measures U_i. S_i is the
+output side of a Kronecker-factored Gauss-Newton matrix (K-FAC, arXiv 1503.05671, whose sharing of weights over tokens
+is that of "reduce" in arXiv 2311.00636); MaTS (arXiv 2312.04339) merges with such matrices by conjugate gradients. The
+use of deployed inputs, targets and margins is new in featcal.
 """
 
 from __future__ import annotations
@@ -51,38 +53,47 @@ from featcal.system.errors import InputError, NoScores, NumericalError
 KEPT = 0.99
 """Share of the square of U that the kept principal directions hold: half of the directions, and half of the time."""
 MOST_STEPS = 200
-"""Steps of conjugate gradients after which a system counts as one that cannot be solved."""
+"""Steps of conjugate gradients after which a system counts as unsolvable."""
 ENOUGH = 1e-2
-"""Share of the plain solution's residual (with I for every S_i) at which the search may stop: a smaller one changes no
-score (docs/theory/recipes.md)."""
+"""Share of the plain solution's residual (with I for every S_i) at which the search stops; a smaller one changes no
+score (docs/theory/recipes.md).
+"""
 NOISE = 1e-4
-"""Norm of U, relative to that of the median map, up to which it is rounding: a shift that all keys share cancels in the
-softmax, and its remainder in float32 is below 1e-6."""
+"""Largest norm of U, relative to that of the median map, that counts as rounding: a shift that all keys share
+cancels in the softmax, and its remainder in float32 is below 1e-6.
+"""
 
 
 def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -> dict[str, ExpertPass]:
     """Return expert passes with the directions of every map's output that move a sample's margin.
 
-    The whole tower of one expert is in memory meanwhile, with the features for the gradients of a few samples
+    Needs the whole tower of one expert in memory, with the features for the gradients of a few samples
     (`whole_forward.samples_together`).
 
     Raises:
-        InputError: a task without a head, a mixture, several processes, or torch's inference mode.
+        InputError: a task has no head, the model is a mixture, or the call is made in several processes or in torch's
+            inference mode.
         NumericalError: a gradient that is not finite.
     """
     adapter = family.adapter
     if any(block.mixtures for block in adapter.blocks()):
-        raise InputError(f"decisions: a {adapter.family} model is a mixture, whose maps see some tokens each; set it 0")
+        raise InputError(
+            f"decisions: a {adapter.family} model is a mixture, whose experts get only some of the tokens; set "
+            "decisions to 0"
+        )
     if run.ranks.several:
-        raise InputError("decisions: every task's own sums are solved together, in one process; start one, or set it 0")
+        raise InputError(
+            "decisions: the sums of all tasks are solved together in one process; start a single process, or set "
+            "decisions to 0"
+        )
     if torch.is_inference_mode_enabled():
         raise InputError(
-            "decisions: gradients are measured, which torch.inference_mode rules out; torch.no_grad does not"
+            "decisions: its gradients cannot be measured in torch.inference_mode; use torch.no_grad instead"
         )
     try:
         heads = heads_of(family, {task: one.weights for task, one in passes.items()}, "calibration")
     except NoScores as error:
-        raise InputError(f"decisions: {error}; or set it 0") from error
+        raise InputError(f"decisions: {error}; or set decisions to 0") from error
     with walking(adapter), run.seconds("decisions"):
         answers = find_answers(run, passes, heads)
         return {
@@ -126,7 +137,7 @@ def measure_margin_gradients(
         answers: tokens of the vocabulary that serve as rivals.
 
     Raises:
-        NumericalError: a gradient that is not finite; names the task.
+        NumericalError: a gradient is not finite; the message names the task.
     """
     adapter, tensors = run.adapter, run.compute.place(one.weights.read(run.adapter.tower))
     found: dict[str, list[Tensor]] = {}
@@ -151,8 +162,9 @@ def measure_margin_gradients(
 
 
 def _choose_rivals(best: Tensor, second: Tensor, answers: Sequence[int], turns: Sequence[int]) -> Tensor:
-    """Choose the rival token `[n]` of each sample's best one: the other answers, each in its turn; the second best if
-    there is no other."""
+    """Choose the rival token `[n]` of each sample's best token: the other answers, one after the other; the second
+    best token if there is no other answer.
+    """
     found = []
     for first, next_best, turn in zip(best.tolist(), second.tolist(), turns, strict=True):
         others = [answer for answer in answers if answer != first] or [next_best]
@@ -162,16 +174,17 @@ def _choose_rivals(best: Tensor, second: Tensor, answers: Sequence[int], turns: 
 
 @contextmanager
 def _shift_outputs(adapter: Adapter, samples: int) -> Iterator[dict[str, Tensor]]:
-    """Add a zero shift per sample to the output of every linear map, to take gradients by; collect the shifts `[n, 1,
-    m]` of maps that run inside the `with`, by the name of the map in files."""
+    """Add a zero shift per sample to the output of every linear map, so that gradients by it can be taken; collect
+    the shifts `[n, 1, m]` of maps that run inside the `with`, by the name of the map in files.
+    """
     shifts: dict[str, Tensor] = {}
 
     def shift(name: str) -> Any:
         def hook(_: nn.Module, __: Any, output: Tensor) -> Tensor:
             if output.ndim != 3 or len(output) != samples:
                 raise InputError(
-                    f"decisions: {name} puts out {list(output.shape)} of {samples} samples, not [samples, tokens, "
-                    "width]; set it 0"
+                    f"decisions: {name} returns {list(output.shape)} of {samples} samples, not [samples, tokens, "
+                    "width]; set decisions to 0"
                 )
             shifts[name] = output.new_zeros(samples, 1, output.shape[-1]).requires_grad_()
             return output + shifts[name]
@@ -197,10 +210,10 @@ def principal_rows(rows: Float[Tensor, "n m"]) -> Float[Tensor, "r m"]:
 
 @dataclass(frozen=True)
 class OutputMetric:
-    """S of one task for one map, (1 - share) I + V V^T."""
+    """The metric S of one task for one map, (1 - share) I + V V^T."""
 
     share: float
-    """delta."""
+    """Weight delta of the part of the metric that depends on decisions."""
     factor: Float[Tensor, "m r"]
     """V, whose columns are directions of U, scaled so that the trace of S is m."""
 
@@ -222,9 +235,9 @@ class TaskShare:
 
     metric: OutputMetric
     gram: Gram
-    """omega_i G_i."""
+    """The task's share omega_i G_i of the left matrix."""
     target: Float[Tensor, "m d"]
-    """omega_i W_i C_i."""
+    """The task's share omega_i W_i C_i of the right-hand side."""
 
 
 def weigh_by_decisions(
@@ -240,18 +253,18 @@ def weigh_by_decisions(
 
         D (R - delta sum_i omega_i G_i) + sum_i V_i V_i^T D omega_i G_i = sum_i (S_i - I) omega_i (W_i C_i - W_1 G_i).
 
-    Outputs that no V reaches are a system of one matrix, which is solved directly; those that one reaches, as many as
-    all V have columns together, are found by conjugate gradients.
+    Output directions outside of all V share one matrix and are solved directly; those inside, as many as all V have
+    columns together, are found by conjugate gradients.
 
     Args:
-        tasks: those with a metric, all of the same delta.
+        tasks: shares of all tasks with a metric, all with the same delta.
         plain: W_1 `[m, d]`.
         factor: L, lower triangular, of the plain system, L L^T = sum_i omega_i G_i + mu sum_i K_i + (lam + eps) I.
         left: makes the matrix of that system without its ridge, as `Gram.lower` has it.
         ridge: lam + eps.
 
     Raises:
-        NumericalError: conjugate gradients do not come to an end.
+        NumericalError: conjugate gradients do not converge.
         SolveError: a left matrix is not positive definite.
     """
     share, like = tasks[0].metric.share, tasks[0].target
@@ -286,7 +299,7 @@ def weigh_by_decisions(
 
 @dataclass(frozen=True)
 class _System:
-    """The system for the outputs that some V reaches, `[k, d]`: X -> X left + sum_i V_i V_i^T X G_i."""
+    """The system for the output directions inside some V, `[k, d]`: X -> X left + sum_i V_i V_i^T X G_i."""
 
     factors: list[Tensor]
     """V_i, `[k, r]` with as many columns as its task has directions."""
@@ -307,7 +320,8 @@ class _System:
         return divide_by_factor(self.before @ values, self.factor)
 
     def solve(self, right: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
-        """Take steps of conjugate gradients from 0 until `ENOUGH` of the right-hand side is left.
+        """Run conjugate gradients from 0 until `ENOUGH` of the right-hand side is left. Raises: NumericalError: it
+        takes more than `MOST_STEPS`.
 
         Raises:
             NumericalError: it takes more than `MOST_STEPS`.

@@ -27,11 +27,13 @@ class InputMetric:
 
     group: LinearGroup
     matrix: Float[Tensor, "d d"]
-    """In float64, with zeros above the blocks on its diagonal."""
+    """The matrix H in float64, with zeros above the blocks on its diagonal."""
 
 
 class DeployedInputs:
-    """The inputs of all linear maps of one block, counted with the token weights of a calibration."""
+    """The inputs of all linear maps of one block in a finished model, summed with the token
+    weights of a calibration.
+    """
 
     def __init__(self, stage: Stage, index: int, config: CalibrationConfig) -> None:
         self._stage, self._index, self._config = stage, index, config
@@ -39,15 +41,15 @@ class DeployedInputs:
         self._sums: dict[str, Gram] = {}
 
     def count(self, batches: Iterable[Named], rows: TaskRows) -> None:
-        """Count one task.
+        """Add the inputs of one task.
 
         Args:
             batches: the inputs of all linear maps of the block, batch by batch.
-            rows: the counted tokens of the task.
+            rows: the task's tokens with non-zero weight.
 
         Raises:
             InputError: the input of a map does not have one row per token.
-            NumericalError: features are not finite, or no token counts.
+            NumericalError: features are not finite, or no token has weight.
         """
         own: dict[str, Gram] = {}
         weight: dict[str, float] = {}

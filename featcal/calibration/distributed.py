@@ -1,8 +1,7 @@
-"""Distribute a block over ranks that each count their own tasks: who finishes, owns and solves its groups.
-
-Sums are additive over tasks (Eqs. 17, 55 and 58), and moments over the samples of a task. A task's weight (Eq. 14) and
-targets are made after its moments are combined. Every group of maps has an owner rank, which gets its sums, solves it,
-and sends the solution to all. A single process does nothing of this.
+"""Distribute the statistics and solves of a block over ranks, each of which has its own tasks. Sums are additive over
+tasks (Eqs. 17, 55 and 58), and moments over the samples of a task. A task's weight (Eq. 14) and targets are computed
+after its moments are combined. Every group of maps has an owner rank, which gets the sums of the group, solves it, and
+sends the solution to all. A single process skips all of this.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Group = LinearGroup | NormGroup
 
 
 def shared_rows(ranks: Ranks, rows: Mapping[str, TaskRows]) -> Mapping[str, TaskRows]:
-    """Return the counted rows, with the counts of the whole task if this rank has a part of it."""
+    """Return the token rows, with the counts of the whole task if this rank has a part of it."""
     if not ranks.several:
         return rows
     counts = ranks.all_gather({task: own.counts() for task, own in rows.items()})
@@ -41,7 +40,7 @@ def end_task(
     vectors: TaskVectors | None = None,
     directions: Named | None = None,
 ) -> None:
-    """Add a task to the sums. If a team of ranks counts its parts, each of them ends some groups.
+    """Add a task to the sums. If a team of ranks shares the task, each of them finishes some groups.
 
     Args:
         expert: tensors of the expert's block by name inside it.
@@ -49,8 +48,8 @@ def end_task(
         directions: margin gradients of the expert, only in a single process (`BlockStatistics.end_task`).
 
     Raises:
-        InputError: tokens of the task were not counted.
-        NumericalError: no token of the task counts, or what was counted is not finite; names the modules.
+        InputError: tokens of the task were left out.
+        NumericalError: no token of the task has weight, or the sums are not finite; the message names the modules.
     """
     team, groups = ranks.team, statistics.groups
     if len(team) == 1:
@@ -103,7 +102,9 @@ def _nothing(theirs: Any) -> None:
 
 
 def _owners(ranks: Ranks, groups: Sequence[Group]) -> list[int]:
-    """Return the rank that solves each group, balanced by the multiplications of factor and substitution."""
+    """Return the rank that solves each group, balanced by the number of multiplications in
+    factorisation and substitution.
+    """
     costs = [g.inputs**2 * (g.inputs / 3 + 2 * g.outputs) if isinstance(g, LinearGroup) else 1.0 for g in groups]
     return owners_of(costs, ranks.size)
 

@@ -25,9 +25,8 @@ from featcal.system.progress import peak_rss_bytes
 
 @dataclass(frozen=True)
 class RoundRobinWeights(WrappedWeights):
-    """A model that the ranks read together, in the same order: each reads some blocks and sends them to the others.
-
-    It serves a merge that is computed from all experts: each expert is read once for it, for any number of ranks.
+    """A model that the ranks read together, in the same order: each reads some blocks and sends them to the others. Use
+    it for a merge that is computed from all experts, so that every expert is read only once, for any number of ranks.
     """
 
     under: Weights
@@ -86,7 +85,7 @@ def meter_reads(family: Family, ranks: Ranks) -> tuple[Family, dict[str, int]]:
 
 
 def distribute_run(run: Run, ranks: Ranks) -> Run:
-    """Turn a run into that of one of several ranks."""
+    """Return the run as one of several ranks takes part in it."""
     computed = ranks.several and isinstance(run.merged, RecipeWeights)
     return replace(run, ranks=ranks, merged=RoundRobinWeights(run.merged, ranks) if computed else run.merged)
 
@@ -112,8 +111,9 @@ def own_passes(
 
 
 def shares(run: Run, passes: Mapping[str, ExpertPass], read: Mapping[str, int]) -> dict[str, Any]:
-    """Return the record of every rank: tasks, samples, bytes read of every model and exchanged until all blocks were
-    solved, seconds by stage, memory; empty for a single process."""
+    """Return the record of every rank: tasks, samples, bytes read of every model, bytes exchanged until all blocks
+    were solved, seconds by stage, memory; empty for a single process.
+    """
     ranks = run.ranks
     if not ranks.several:
         return {}

@@ -51,11 +51,11 @@ class Gram:
 
     @classmethod
     def from_rows(cls, x: Float[Tensor, "n d"]) -> Gram:
-        """Return x^T x."""
+        """Return the Gram matrix x^T x of rows x."""
         return cls([x[:, start:].mT @ x[:, start : start + STRIP] for start in range(0, x.shape[1], STRIP)])
 
     def add_rows(self, x: Float[Tensor, "n d"]) -> None:
-        """Add x^T x."""
+        """Add the Gram matrix x^T x of further rows x."""
         for start, strip in self._places():
             add_gram_product(strip, x[:, start:], x[:, start : start + STRIP])
 
@@ -66,7 +66,7 @@ class Gram:
             mine.addcmul_(theirs.to(mine), factor.to(mine))
 
     def merge(self, other: Gram) -> None:
-        """Add the counts of another part; InputError if it has another size or dtype."""
+        """Add the sums of another part; raise InputError if it has another size or dtype."""
         for mine, theirs in zip(self.strips, other.strips, strict=True):
             add_alike(mine, theirs)
 

@@ -1,5 +1,6 @@
-"""Collect statistics of linear maps that share their input (Eq. 13), weigh their tasks (Eq. 14), and solve them (Eqs.
-17 and 55)."""
+"""Collect statistics of linear maps that share their input (Eq. 13), weight the tasks (Eq.
+14), and solve the maps (Eqs. 17 and 55).
+"""
 
 from __future__ import annotations
 
@@ -39,20 +40,22 @@ class LinearGroup:
         self.weighting = weighting
         biased = {name for name in names if getattr(modules[name], "bias", None) is not None}
         if biased and len(biased) < len(names):
-            raise InputError(f"{', '.join(names)}: maps with and without bias in one group; featcal solves them apart")
+            raise InputError(
+                f"{', '.join(names)}: maps with and without bias in one group; featcal solves them separately"
+            )
         self._biased = bool(biased)
         self._modules = {name: modules[name] for name in names}
         self._rows = [widths(modules[name])[1] for name in names]
         self.inputs = widths(modules[names[0]])[0]
         self.outputs = sum(self._rows)
         self.moved = False
-        """True if the experts' outputs are shifted, so that targets must be made from outputs."""
+        """True if the experts' outputs are shifted, so that targets must be computed from outputs."""
         self._products = torch.float32
         self._task: CurrentTask | None = None
         self._sums: LinearSums | None = None
 
     def costs(self, tokens: int) -> dict[str, int]:
-        """Return the multiplications that the target of a task with so many tokens takes, by route.
+        """Return the number of multiplications for the target of a task with the given number of tokens, by route.
 
         - "inputs": W_i (sum of x_mix x^T) with x_mix = alpha x_exp + (1 - alpha) x.
         - "outputs": alpha (sum of y_exp x^T) + (1 - alpha) W_i G_i, from the expert's own outputs.
@@ -62,7 +65,7 @@ class LinearGroup:
         return {"inputs": d * (n + m) * d, "outputs": m * (n + d) * d, "mixed": 2 * n * m * d}
 
     def route(self, tokens: int) -> str:
-        """Choose the route of the target of a task with so many tokens: the one with the fewest multiplications."""
+        """Choose the route with the fewest multiplications for the target of a task with the given number of tokens."""
         costs = self.costs(tokens)
         # The route "inputs" never sees the outputs, to which a gap may have been added.
         return min(costs, key=lambda name: (self.moved and name == "inputs", costs[name]))
@@ -72,12 +75,13 @@ class LinearGroup:
         return tokens
 
     def expert_modules(self, tokens: int) -> tuple[list[str], list[str]]:
-        """Return the expert's modules whose inputs, and those whose outputs, form the target of a task with so many
-        tokens."""
+        """Return the expert's modules whose inputs, and those whose outputs, form the
+        target of a task with the given number of tokens.
+        """
         return ([self.names[0]], []) if self.route(tokens) == "inputs" else ([], [*self.names])
 
     def features(self, inputs: Named, tokens: TokenRows) -> Float[Tensor, "n d"]:
-        """Return the group's input, one row per counted token."""
+        """Return the group's input, one row per token with non-zero weight."""
         return tokens.take(inputs[self.names[0]])
 
     def expert_outputs(self, outputs: Named, expert: Named, tokens: TokenRows) -> Float[Tensor, "n m"]:
@@ -88,7 +92,7 @@ class LinearGroup:
         return stacked - self.stack(expert, "bias", stacked.dtype) if self._biased else stacked
 
     def expert_inputs(self, inputs: Named, theirs: Named, tokens: TokenRows, expert: Named) -> tuple[Tensor, TokenRows]:
-        """Return an expert's inputs of these maps at the counted tokens, and the rows of these.
+        """Return an expert's inputs of these maps at the tokens with non-zero weight, and the rows of these tokens.
 
         Args:
             inputs: of the student's modules; a mixture needs those of its router.
@@ -97,7 +101,7 @@ class LinearGroup:
         return self.features(theirs, tokens), tokens
 
     def begin_acting(self, vectors: TaskVectors, dtype: torch.dtype) -> TaskVectorEffect:
-        """Start to measure, in products of `dtype`, how strongly a task's vectors act on its tokens."""
+        """Begin to measure, with products in `dtype`, how strongly a task's vectors act on its tokens."""
         base = self.stack(vectors.base, "weight", dtype)
         rows = [spanning_rows(vectors.map_vector(name, self._modules[name], dtype))[0].to(base) for name in self.names]
         return TaskVectorEffect(torch.cat(rows), base)
@@ -112,14 +116,14 @@ class LinearGroup:
         config: CalibrationConfig,
         weighed: TokenRows | None = None,
     ) -> None:
-        """Count one batch of the current task: x_cal, and the inputs of the target on the task's route.
+        """Add one batch of the current task: x_cal, and the inputs of the target on the task's route.
 
         Args:
             inputs: of the student's modules by name.
             trace: the expert's inputs and outputs of the modules that `expert_modules` names.
             expert: its tensors of the block.
-            tokens: the counted tokens of the batch.
-            count: number of counted tokens of the whole task, which decides the route.
+            tokens: the batch's tokens with non-zero weight.
+            count: number of such tokens in the whole task, which decides the route.
             weighed: the rows of `expert_inputs` with other weights; None to keep their own.
         """
         x, alpha = self.features(inputs, tokens), config.alpha
@@ -139,7 +143,7 @@ class LinearGroup:
     def _count(
         self, x: Float[Tensor, "n d"], r: Float[Tensor, "n r"], tokens: TokenRows, route: str, count: int
     ) -> None:
-        """Add rows to the current task; the first rows begin it."""
+        """Add rows to the current task; the first rows start it."""
         if self._task is None:
             self._task = CurrentTask(self.new_task(r.shape[1], x.device, sum_dtype(x.dtype)), route, count)
         self._task.statistics.update(x, r, tokens)
@@ -156,8 +160,8 @@ class LinearGroup:
             directions: its margin gradients, by name of the map inside the block; None for the plain squared error.
 
         Raises:
-            InputError: a part of the task's tokens was not counted, nor merged.
-            NumericalError: no token of it counts.
+            InputError: a part of the task's tokens was neither added nor merged.
+            NumericalError: no token of the task has weight.
         """
         current, self._task = self.current, None
         self._require_whole(current)
@@ -199,7 +203,7 @@ class LinearGroup:
         """Add the vectors of a finished task to the prior of every map (the recipe "informed").
 
         Raises:
-            NumericalError: a task vector that is not finite; names the map.
+            NumericalError: a task vector is not finite; the message names the map.
         """
         sums = self.sums
         if not sums.priors:
@@ -218,7 +222,7 @@ class LinearGroup:
         return torch.promote_types(self._products, torch.float32)
 
     def _require_whole(self, current: CurrentTask) -> None:
-        """Check that all tokens of a task were counted, and that at least one of them has weight."""
+        """Check that all tokens of a task were added, and that at least one of them has weight."""
         if not current.statistics.weight > 0:
             raise uncounted_error(self)
         if current.counted != current.tokens:
@@ -232,7 +236,9 @@ class LinearGroup:
         return False
 
     def finite(self) -> Bool[Tensor, ""]:
-        """Say whether the sums over the finished tasks are finite, judged by the smallest ones, on their device."""
+        """Say whether the sums over the finished tasks are finite, judged by the smallest
+        sums, as a tensor on their device.
+        """
         return torch.isfinite(self.sums.omega + self.sums.target_mean.sum())
 
     def merge_part(self, part: CurrentTask) -> None:
@@ -255,7 +261,7 @@ class LinearGroup:
             W* `[m, d]` and b* `[m]` of every map in the precision of the solve, by name inside the block.
 
         Raises:
-            NumericalError: features are not finite, or the system cannot be solved; names the maps.
+            NumericalError: features are not finite, or the system cannot be solved; the message names the maps.
         """
         # Given up before the solve, which is where memory is largest.
         sums, self._sums = self.sums, None
@@ -332,7 +338,7 @@ class LinearGroup:
         left: Callable[[], Tensor],
         ridge: float,
     ) -> Float[Tensor, "m d"]:
-        """Return the weight of one map with errors weighed by the experts' decisions, from the plain solution."""
+        """Return the weight of one map with errors weighted by the experts' decisions, from the plain solution."""
         (name,) = names
         place = self.names.index(name)
         tasks = [
@@ -353,7 +359,7 @@ class LinearGroup:
         anchor: Float[Tensor, " m"],
         lam: float,
     ) -> Float[Tensor, " m"]:
-        """Return the biases of all maps with errors weighed by the experts' decisions."""
+        """Return the biases of all maps with errors weighted by the experts' decisions."""
         errors = [torch.split(own.target_mean - weight.to(own.mean) @ own.mean, self._rows) for own, _ in sums.apart]
         omegas, pulls = [own.omega for own, _ in sums.apart], torch.split(anchor, self._rows)
         return torch.cat([
@@ -393,17 +399,17 @@ class LinearGroup:
 
     @property
     def current(self) -> CurrentTask:
-        """Return the task that is being counted.
+        """Return the current task.
 
         Raises:
-            NumericalError: no token was counted.
+            NumericalError: no token was added.
         """
         if self._task is None:
             raise uncounted_error(self)
         return self._task
 
     def let_go(self) -> None:
-        """Release all statistics, which another group has taken."""
+        """Release all statistics, after another group has taken them over."""
         self._task = self._sums = None
 
     def combine(self, others: Sequence[LinearGroup], shares: Sequence[float]) -> None:

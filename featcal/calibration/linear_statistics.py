@@ -39,7 +39,7 @@ class TaskStatistics:
         return cls(0.0, Gram.zeros(inputs, device, dtype), zero(rows, inputs), zero(inputs), zero(rows))
 
     def update(self, x: Float[Tensor, "n d"], r: Float[Tensor, "n r"], tokens: TokenRows) -> None:
-        """Count n tokens, rows of `tokens.take`. Sums are kept in the dtype of the statistics."""
+        """Add n tokens, the rows of `tokens.take`. Sums are kept in the dtype of the statistics."""
         self.weight += tokens.total
         self.x_sum += tokens.sum(x)
         self.r_sum += tokens.sum(r)
@@ -50,7 +50,7 @@ class TaskStatistics:
         add_gram_product(self.cross, r, x)
 
     def merge(self, other: TaskStatistics) -> None:
-        """Add the counts of other samples of the same task; InputError if shapes or dtypes differ."""
+        """Add the sums over other samples of the same task; raise InputError if shapes or dtypes differ."""
         self.gram.merge(other.gram)
         for mine, theirs in ((self.cross, other.cross), (self.x_sum, other.x_sum), (self.r_sum, other.r_sum)):
             add_alike(mine, theirs)
@@ -78,9 +78,9 @@ class LinearSums:
     mean: Float[Tensor, " d"]
     """Sum of omega_i mu_i, the mean of the deployed inputs."""
     target_mean: Float[Tensor, " m"]
-    """Sum of omega_i (W_i mu_i^tgt + b_i); without b_i if the maps have no biases."""
+    """Sum of omega_i (W_i mu_i^tgt + b_i), where b_i is left out if the maps have no biases."""
     tokens: int = 0
-    """Counted tokens of all tasks."""
+    """Number of tokens with non-zero weight, of all tasks."""
     tasks: int = 0
     """Number of tasks."""
     share: float = 0.0
@@ -88,13 +88,15 @@ class LinearSums:
     priors: list[Prior] = field(default_factory=list)
     """Prior of every map, in the order of the group; empty without a prior."""
     apart: list[tuple[LinearSums, Sequence[Tensor | None]]] = field(default_factory=list)
-    """The share of every task in these sums, with the directions of its decisions map by map; empty for the plain
-    squared error."""
+    """Share of every task in these sums, with the directions of its decisions map by map;
+    empty for the plain squared error.
+    """
 
     @property
     def scale(self) -> float:
-        """Return the factor that scales the ridge to N tasks, whatever their shares sum to; 1 for maps that all tokens
-        pass, or none."""
+        """Return the factor that scales the ridge to N tasks, whatever their shares add up to; 1 for maps that all
+        tokens pass, and without tasks.
+        """
         # Maps that no token came to have a prior alone, which counts every task in full.
         return self.share / self.tasks if self.share else 1.0
 
@@ -124,7 +126,7 @@ class LinearSums:
         self.target_mean.addcmul_(widen(target_mean), factor)
 
     def merge(self, other: LinearSums) -> None:
-        """Add the sums over other tasks; InputError if shapes or dtypes differ."""
+        """Add the sums over other tasks; raise InputError if shapes or dtypes differ."""
         self.gram.merge(other.gram)
         add_alike(self.omega, other.omega)
         add_alike(self.target, other.target)
@@ -154,22 +156,23 @@ class LinearSums:
 
 @dataclass
 class CurrentTask:
-    """The task that is being counted."""
+    """The task whose batches are being added."""
 
     statistics: TaskStatistics
     route: str
-    """See `LinearGroup.route`."""
+    """Route of the targets; see `LinearGroup.route`."""
     tokens: int
-    """Counted tokens of the whole task; they decide the route."""
+    """Tokens of the whole task with non-zero weight, which decide the route."""
     counted: int = 0
-    """Number of these tokens that are in the statistics."""
+    """Number of these tokens that are in the statistics so far."""
     mass: float = 0.0
     """Sum of the same tokens' weights in all experts of the mixture; 0 outside of a mixture."""
 
     @property
     def share(self) -> float:
-        """Return the share of the task's weights that this expert of a mixture gets, which scales its part; 1 for all
-        of it."""
+        """Return the share of the task's weights that falls on this expert of a mixture, by
+        which its sums are scaled; 1 for all of it.
+        """
         return self.statistics.weight / self.mass if self.mass else 1.0
 
     def merge(self, other: CurrentTask) -> None:

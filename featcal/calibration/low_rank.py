@@ -6,8 +6,8 @@ With D the change `[m, d]` and H = G + l I `[d, d]`, G the second moments of the
 
 is least over all products of rank r for B = U_r and A = U_r^T D, with U S V^T the singular value decomposition of D L
 and H = L L^T (Eckart and Young, for D L): the squares of the other singular values are left out. B S V^T L^-1 is the
-same product; as U U^T D it takes no inverse, so directions that hardly any input has cannot blow it up. Every L gives
-this U; that of Cholesky is the cheapest.
+same product; written as U U^T D it needs no inverse, so directions that hardly occur in inputs cannot amplify errors.
+Every L gives the same U; that of Cholesky is the cheapest.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Truncation:
     down: Float[Tensor, "r d"]
     """A."""
     left_out: float
-    """tr((D - B A) H (D - B A)^T)."""
+    """Loss: effect of the truncated rest on the inputs, tr((D - B A) H (D - B A)^T)."""
     total: float
-    """tr(D H D^T)."""
+    """Effect of the whole change on the inputs, tr(D H D^T)."""
 
 
 def truncate(change: Float[Tensor, "m d"], metric: Float[Tensor, "d d"], limits: Limits) -> Truncation:

@@ -51,7 +51,7 @@ def state_budget(working: int, limit: int) -> int:
         limit: bytes of resident memory.
 
     Raises:
-        InputError: the limit is below the need of one block; says how much that is.
+        InputError: the limit is below the need of one block; the message states the need.
     """
     return _leave("--max-memory", rss_bytes() + STARTED, working, limit)
 
@@ -60,8 +60,8 @@ def device_budget(device: torch.device, working: int, limit: int) -> int:
     """Return the bytes that token states may take on a device so that its memory stays within `limit`.
 
     Raises:
-        InputError: the device shares the processor's memory, or the limit is below the need of one block; says how much
-            that is.
+        InputError: the device shares the processor's memory, or the limit is below the need of one block; the message
+            states the need.
     """
     if not has_own_memory(device):
         raise InputError(f"--max-device-memory: {device} has no memory of its own; use --max-memory")

@@ -27,7 +27,7 @@ class NormTaskStatistics:
     weight: float = 0.0
 
     def merge(self, other: NormTaskStatistics) -> None:
-        """Add the moments of other samples of the same task; InputError if shapes differ."""
+        """Add the moments of other samples of the same task; raise InputError if shapes differ."""
         add_alike(self.mean, other.mean)
         add_alike(self.square, other.square)
         self.weight += other.weight
@@ -52,7 +52,7 @@ class NormSums:
         self.tasks += 1
 
     def merge(self, other: NormSums) -> None:
-        """Add the sums over other tasks; InputError if shapes differ."""
+        """Add the sums over other tasks; raise InputError if shapes differ."""
         add_alike(self.square, other.square)
         add_alike(self.mean, other.mean)
         add_alike(self.scale_target, other.scale_target)
@@ -64,9 +64,9 @@ class NormGroup:
     """Statistics of one norm, scale * z (+ bias): moments of the calibrated model's own z; expert features play no part
     (Eq. 57).
 
-    Most LayerNorms have a bias. One without, or an RMSNorm, whose z keeps its mean, has only a scale, and its sums of z
-    stay 0. A norm over each head's part of a token has one scale for all heads: every head is a row with the weight of
-    its token.
+    Most LayerNorms have a bias. A LayerNorm without bias, and an RMSNorm (which does not subtract the mean), has only a
+    scale, and its sums of z stay 0. A norm over each head's part of a token has one scale for all heads: every head is
+    a row with the weight of its token.
 
     Args:
         offset: the scale is the stored weight plus this: 1 in Gemma, whose norms are (1 + weight) * z.
@@ -88,7 +88,7 @@ class NormGroup:
         self._sums = NormSums(zeros(), zeros(), zeros(), zeros())
 
     def update(self, inputs: Named, tokens: TokenRows) -> None:
-        """Count one batch of the current task."""
+        """Add one batch of the current task."""
         mean, square = normalised_sums(self._module, inputs[self.names[0]], tokens, self._offset)
         self._task.weight += tokens.total
         if self._shifted:
@@ -134,11 +134,11 @@ class NormGroup:
 
     @property
     def current(self) -> NormTaskStatistics:
-        """Return the moments of the task that is being counted."""
+        """Return the moments of the current task."""
         return self._task
 
     def let_go(self) -> None:
-        """Release all statistics, which another group has taken."""
+        """Release all statistics, after another group has taken them over."""
         self._start()
 
     def _affine(self, tensors: Named) -> closed_form.Affine:
@@ -183,7 +183,8 @@ def check_norm(name: str, module: nn.Module, offset: float = 0.0) -> None:
     z is x minus its mean, over its standard deviation; or x over its root mean square if there is no shift.
 
     Raises:
-        InputError: another function of its parameters, such as a scale with another offset, or other parameters.
+        InputError: the norm is another function of its parameters, such as a scale with another offset, or has other
+            parameters.
     """
     centred = isinstance(module, nn.LayerNorm)
     kinds = {"weight", "bias"} if centred and module.bias is not None else {"weight"}

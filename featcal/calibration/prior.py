@@ -2,15 +2,16 @@
 trained on.
 
 The gradient of a linear map is a sum of outer products with its inputs, so the rows of a task vector tau_i = W_i - W_0
-lie in the span of the inputs that expert i was trained on, all of its training data, the more the further they moved
-it. K_i = tau_i^T tau_i / ||tau_i^T tau_i||_F therefore replaces a Gram matrix of data that is not available, and
+lie in the span of the inputs that expert i was trained on, all of its training data, and most strongly along the inputs
+that changed the weights most. K_i = tau_i^T tau_i / ||tau_i^T tau_i||_F therefore replaces a Gram matrix of data that
+is not available, and
 
     mu sum_i ||(W - W_0 - rho tau_i) K_i^(1/2)||_F^2
 
-asks the merged map to do on those inputs what expert i does, moved rho times as far from the base. With rho = 1, K_i
-divided by its trace, and nothing else, it is the objective of WUDI (arXiv 2503.08099); that task vectors hold the
+pulls the merged map, on those inputs, towards expert i's map moved rho times as far from the base. With rho = 1, K_i
+divided by its trace, and no other term, this is the objective of WUDI (arXiv 2503.08099); that task vectors hold the
 covariance of their inputs is also said by ACE (arXiv 2603.02945), and BMM (arXiv 2605.12843, appendix F) mixes such an
-estimate with Gram matrices of few samples. The mixture with FeatCal's forward order and targets is featcal's own.
+estimate with Gram matrices of few samples. The combination with FeatCal's forward order and targets is new in featcal.
 """
 
 from __future__ import annotations
@@ -44,20 +45,21 @@ class Prior:
     gram: Gram
     """Sum of K_i, `[d, d]`."""
     pull: Float[Tensor, "m d"]
-    """Sum of tau_i K_i."""
+    """Right-hand side of the prior: sum of tau_i K_i."""
 
     @classmethod
     def zeros(cls, outputs: int, inputs: int, device: torch.device, dtype: torch.dtype) -> Prior:
-        """Make empty sums."""
+        """Make a prior without any task: sums that are 0."""
         return cls(Gram.zeros(inputs, device, dtype), torch.zeros(outputs, inputs, device=device, dtype=dtype))
 
     def add(self, tau: Float[Tensor, "m d"] | Factors) -> None:
         """Add the task vector of one task; a zero vector adds nothing.
 
-        Products are formed in the dtype that is given. A task vector in factors costs r / m of a dense one.
+        Products are computed in the dtype of the argument. A task vector in factors of rank r costs r / m of a dense
+        one.
 
         Raises:
-            NumericalError: it is not finite.
+            NumericalError: the task vector is not finite.
         """
         rows, turn = spanning_rows(tau)
         size = torch.linalg.matrix_norm(rows)
@@ -77,7 +79,7 @@ class Prior:
         self.pull.add_(pull.to(self.pull.device))
 
     def merge(self, other: Prior) -> None:
-        """Add the sums over other tasks; InputError if shapes or dtypes differ."""
+        """Add the sums over other tasks; raise InputError if shapes or dtypes differ."""
         self.gram.merge(other.gram)
         add_alike(self.pull, other.pull)
 
@@ -96,7 +98,7 @@ class Prior:
 
 
 def spanning_rows(tau: Float[Tensor, "m d"] | Factors) -> tuple[Float[Tensor, "k d"], Float[Tensor, "m k"] | None]:
-    """Return few rows R with R^T R = tau^T tau, and the Q with tau = Q R; None where R is tau itself."""
+    """Return few rows R with R^T R = tau^T tau, and the Q with tau = Q R; None for Q if R is tau itself."""
     if isinstance(tau, Tensor):
         return tau, None
     # With B = Q R, tau^T tau is (R A)^T (R A): no `[m, d]` product of full rank is formed.
@@ -114,9 +116,9 @@ class TaskVectors:
     base: Named
     """Tensors of the base, on the same device."""
     weights: Weights
-    """The expert, which knows the factors of a difference if it is an adapter (LoRA)."""
+    """The expert as a model, which knows the factors of a task vector if it is an adapter (LoRA)."""
     effort: Timing = field(default_factory=Timing)
-    """Time for counting them."""
+    """Time taken by the sums over these task vectors."""
 
     def map_vector(self, name: str, module: LinearMap, dtype: torch.dtype) -> Tensor | Factors:
         """Return tau of the map with this name in the block, `[m, d]`, or its factors in float64 if the expert is an

@@ -2,13 +2,14 @@
 pieces before it (docs/theory/recipes.md). They are featcal's own, not the paper's. "informed" has one more term per
 linear map (`calibration.prior`).
 
-Algorithm 1 counts all modules of a block in one snapshot of the merged block, so an output map is fitted to inputs that
-never occur in the deployed model. Here a block is split into its residual parts (attention, then MLP), a part into its
-pieces (norm, query, key and value maps, output map), and every piece is counted after those before it are solved. The
-map that writes a part's result into the residual stream is fitted to close `beta` of the gap there.
+Algorithm 1 collects the statistics of all modules of a block in one snapshot of the merged block, so an output map is
+fitted to inputs that never occur in the deployed model. Here a block is split into its residual parts (attention, then
+MLP), a part into its pieces (norm, query, key and value maps, output map), and the statistics of a piece are collected
+after all earlier pieces are solved. The map that writes a part's result into the residual stream is fitted to close
+`beta` of the gap there.
 
 If a norm follows that map before the stream (the post-norms of Gemma-2 and OLMo-2), the norm's output is added instead,
-and a target shifted by the gap would be wrong. Such a map is not a writer: it is fitted with beta 0.
+and a target shifted by the gap would be wrong. So such a map is fitted with beta 0.
 """
 
 from __future__ import annotations
@@ -43,9 +44,8 @@ class Pieces:
 
     Args:
         streams: both before a block when it is calibrated, and after it afterwards.
-        watch: called with the finished statistics of every piece before it is solved; then with those of `also`.
-        also: other options for which every piece is counted too, on the same tokens; they differ in lam, alpha or beta,
-            and are not solved.
+        watch: called with the complete statistics of every piece before its solve; then with those for `also`.
+        also: other options (lam, alpha or beta) for which statistics are collected on the same tokens, without a solve.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Pieces:
         self._parts: dict[tuple[object, ...], list[ResidualPart]] = {}
 
     def calibrate(self, stage: Stage, index: int) -> SolvedTensors:
-        """Run every expert through a block; then, piece by piece, count the student on the solved pieces before it, and
-        solve.
+        """Run every expert through a block; then, piece by piece, collect the student's statistics after the solved
+        pieces, and solve.
 
         Raises:
-            NumericalError: features that are not finite, or a system that cannot be solved; names the block.
-            InputError: a block that is not the sum of residual parts, or a module that cannot be calibrated.
+            NumericalError: features are not finite, or a system cannot be solved; the message names the block.
+            InputError: a block is not the sum of residual parts, or a module cannot be calibrated.
         """
         run, block = self._streams.run, stage.blocks[index]
         merged, solved = run.merged.read(block.names), SolvedTensors()
@@ -95,7 +95,7 @@ class Pieces:
         """Find the residual parts of a block on an expert's first batch, once for blocks with the same modules.
 
         Raises:
-            InputError: parts that together are not the block.
+            InputError: the parts together are not the block.
         """
         # With their classes: a norm may be an Identity in some blocks.
         key = stage.name, *((name, type(module)) for name, module in block.module.named_modules())
@@ -118,7 +118,9 @@ def _new_statistics(
 
 
 class _CountedBlock:
-    """One block while its pieces are counted, with the experts' inputs and outputs for the targets."""
+    """One block during the collection of its pieces' statistics, with the experts' inputs
+    and outputs for the targets.
+    """
 
     def __init__(self, streams: Streams, config: CalibrationConfig, stage: Stage, block: Block) -> None:
         self._streams, self._run, self._config = streams, streams.run, config
@@ -128,10 +130,10 @@ class _CountedBlock:
         self._traces: dict[str, CallList] = {}
         """Inputs and outputs of the expert's modules by task and batch, as the named tensors of a call."""
         self._weighed: dict[str, Weighed] = {}
-        """By task: rows with other weights, if the options ask for them."""
+        """Rows with other weights by task, if the options ask for them."""
 
     def run_experts(self, parts: Sequence[ResidualPart], counting: Sequence[BlockStatistics]) -> None:
-        """Take every expert through its block, and keep its features for the targets.
+        """Run every expert through its block, and store its features for the targets.
 
         Args:
             counting: the statistics of all pieces.
@@ -157,7 +159,7 @@ class _CountedBlock:
     def count(
         self, part: ResidualPart, every: Sequence[BlockStatistics], student: Named, later: Sequence[BlockStatistics]
     ) -> None:
-        """Count one piece on all tasks; the student is before the part.
+        """Collect the statistics of one piece on all tasks; the student is before the part.
 
         Args:
             every: statistics of the piece, with the options of the calibration first.
@@ -220,7 +222,7 @@ class _CountedBlock:
         return inputs | self._entering, outputs
 
     def pass_student(self, part: ResidualPart, student: Named) -> None:
-        """Take the student of every task through a part, whose pieces are solved.
+        """Run the student of every task through a part whose pieces are solved.
 
         Args:
             student: current tensors of its block, by name inside it.
@@ -233,7 +235,7 @@ class _CountedBlock:
             self._run.store.settle()
 
     def _read_base(self, modules: Collection[str] | None = None) -> Named:
-        """Read the base's tensors for some modules of the block, or for all; task vectors are taken from them."""
+        """Read the base's tensors of some modules of the block, or of all, from which task vectors are computed."""
         names = self._block.names if modules is None else self._block.names_of(modules)
         return self._block.local(self._run.compute.move(self._run.base.read(names)))
 
@@ -246,10 +248,10 @@ class _CountedBlock:
         return None if room is None else room.find(self._prior_key(statistics), self._prior_objects())
 
     def _settle_priors(self, statistics: BlockStatistics, found: list[Prior] | None, effort: Timing) -> None:
-        """Give a counted piece the cached priors, or cache its own for the next calibration.
+        """Give the statistics of a piece the cached priors, or cache its own priors for the next calibration.
 
         Args:
-            effort: the time that counting them took.
+            effort: the time that the priors took.
         """
         room, key = self._streams.room, self._prior_key(statistics)
         if room is None or not self._config.mu:
@@ -268,14 +270,15 @@ class _CountedBlock:
         return Prior, self._block.name, tuple(group.names for group in statistics.linears), dtype
 
     def _prior_objects(self) -> list[object]:
-        """Return the objects that decide all priors."""
+        """Return the objects that determine all priors."""
         return [self._run.base, *(lane.weights for lane in self._streams.experts.values())]
 
     def _begin_acting(
         self, groups: Sequence[LinearGroup], task: str, expert: Named, base: Named
     ) -> list[TaskVectorEffect]:
-        """Start to measure the action of the task's vectors on the tokens of every group; of none if tokens keep their
-        weights."""
+        """Begin to measure, for every group, how strongly the task's vectors act on tokens;
+        do nothing if tokens keep their weights.
+        """
         if not self._config.weigh_tokens:
             return []
         vectors = self._task_vectors(task, expert, base, Timing())
@@ -285,8 +288,9 @@ class _CountedBlock:
     def _weigh_routed(
         self, statistics: BlockStatistics, run: Sublayer, task: str, expert: Named, base: Named
     ) -> Weighed:
-        """Weigh the tokens of a task that the student's router sends to every expert of a mixture; the student runs up
-        to its router."""
+        """Weight the tokens of a task that the student's router sends to every expert of a
+        mixture; the student runs up to its router.
+        """
         groups, seconds = statistics.linears, self._run.seconds
         acting = self._begin_acting(groups, task, expert, base)
         calls, batches = self._streams.student[task].calls, self._streams.rows[task].batches
@@ -301,8 +305,9 @@ class _CountedBlock:
 
 
 def _target_step(part: ResidualPart, call: Call, trace: Call, config: CalibrationConfig) -> BlockStep:
-    """Return the expert's inputs and outputs for the targets of one batch, with the output of the writing map shifted
-    by the gap in the stream."""
+    """Return the expert's inputs and outputs for the targets of one batch, with the output of the map that writes into
+    the residual stream shifted by the gap to the expert's stream.
+    """
     inputs, outputs = trace.kwargs["inputs"], trace.kwargs["outputs"]
     if config.beta and part.entering and part.writer in outputs:
         gap = inputs[part.entering] - call.hidden_state
@@ -321,9 +326,9 @@ def _reduce_step(
     """Apply task vectors to one batch of an expert; return the inputs and outputs to keep.
 
     Args:
-        inputs: names of modules whose inputs stay.
+        inputs: names of modules whose inputs are kept.
         expert: its tensors of the block, by name inside it.
-        tokens: the counted tokens, by weighting.
+        tokens: the tokens with non-zero weight, by weighting.
     """
     for group, one in acting:
         one.see(*group.expert_inputs({}, step.inputs, tokens[group.weighting], expert))

@@ -47,14 +47,14 @@ class MapCut:
 
     layer: str
     map: str
-    """Its name inside the block."""
+    """Name of the linear map inside the block."""
     rank: int
     full: int
     """The largest rank that the map could have."""
     left_out: float
     """tr((D - B A) H (D - B A)^T), see `low_rank`."""
     total: float
-    """tr(D H D^T)."""
+    """Effect of the whole change on the inputs, tr(D H D^T)."""
 
     @classmethod
     def from_truncation(cls, layer: str, name: str, found: Truncation) -> MapCut:
@@ -76,7 +76,7 @@ class RepairAdapter:
     end: Weights
     """The calibrated model."""
     products: Mapping[str, Factors]
-    """By canonical name of the weight, in its storage dtype."""
+    """Products of low rank by canonical name of the weight, in its storage dtype."""
     whole: Mapping[str, Tensor]
     """All other tensors that differ, with the calibrated model's values."""
     cuts: Sequence[MapCut]

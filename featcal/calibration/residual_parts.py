@@ -30,16 +30,18 @@ class ResidualPart:
 
     name: str
     given: Mapping[str, Tensor]
-    """The linear maps and norms in the order of their calls, with a token of their inputs: the same tensor if they
-    share it."""
+    """The linear maps and norms in the order of their calls, with one token of their
+    inputs; modules that share an input have the same tensor.
+    """
     entering: str | None
     """The module whose input is the residual stream before the part; None if no module gets it unchanged."""
     writer: str | None
     """The linear map whose output is added to the stream; None if another operation is between, or if it is one of
     many."""
     mixed: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
-    """Mixture of every map of a mixture of experts, and True if the map's input is computed by other maps of the
-    mixture."""
+    """Mixture to which a map of a mixture of experts belongs, and True if other maps of the
+    mixture compute the map's input.
+    """
 
     @cached_property
     def pieces(self) -> list[tuple[str, ...]]:
@@ -58,7 +60,7 @@ def find_parts(stage: Stage, block: Block, placed: Mapping[str, Tensor], call: C
         placed: tensors of the block in the form of the forward pass, by name inside it.
 
     Raises:
-        InputError: parts that together are not the block.
+        InputError: the parts together are not the block.
     """
     modules: dict[str, nn.Module] = {**block.maps, **block.routers, **block.layernorms}
     if stage.norm is not None:

@@ -18,8 +18,9 @@ from featcal.models.compute import find_device, widen
 from featcal.system.formatting import percent
 
 Rounding = Mapping[str, tuple[float, float]]
-"""By dtype ("bfloat16", "float16"): sums over solved tensors of ||solved - merged||_F^2 and of ||stored - solved||_F^2,
-in float64. Empty if no solved tensor is stored in half precision. JSON keeps every bit of it."""
+"""Rounding errors by dtype ("bfloat16", "float16"): sums over solved tensors of ||solved - merged||_F^2 and of
+||stored - solved||_F^2, in float64. Empty if no solved tensor is stored in half precision. JSON keeps all bits.
+"""
 CHUNK = 2**20
 """Number of a tensor's values that are converted to float64 together."""
 
@@ -30,7 +31,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def rounding(merged: Mapping[str, Tensor], solved: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> Rounding:
-    """Compute these sums for some tensors, chunk by chunk on the device of the solve.
+    """Compute the sums of `Rounding` for some tensors, chunk by chunk on the device of the solve.
 
     Args:
         merged: the replaced tensors; may hold more.
@@ -59,7 +60,7 @@ def _measure_rounding(merged: Tensor, solved: Tensor, stored: Tensor) -> Roundin
 
 
 def sum_parts(parts: Iterable[Rounding]) -> Rounding:
-    """Return the sums of all parts together."""
+    """Add up the sums of all parts."""
     total = dict[str, tuple[float, float]]()
     for part in parts:
         for dtype, (moved, lost) in part.items():
@@ -79,7 +80,7 @@ class QuantizationError:
     block: str
     """Name of the block with the largest share."""
     worst: float
-    """Its share."""
+    """Largest share of a block."""
 
     def describe(self, layer: str) -> str:
         """Return one sentence; `layer` is the block's name in tables.

@@ -1,13 +1,13 @@
 """Collect statistics of one expert's linear maps in a mixture, on the tokens that the student's router sends to it, and
 of the router itself, which every token passes.
 
-In code an expert of a mixture is a member (`models.families.mixture`); the expert is the task's model. The router of
-the student decides which tokens count, and with which weight: what a member makes of a token enters the sum of all
-members g times, g the router's share of it, so an error of the member is an error of g^2 times its square in the
-stream. The target is that of every map (Eqs. 10 and 13): the expert's own map on the expert's own input at the same
-token, also where the expert's router sends the token elsewhere. A task counts for a member by the share of its weights
-that come there, so that one token of a task does not stand against thousands of another; docs/theory/recipes.md
-has it as formulas.
+In code an expert of a mixture is a member (`models.families.mixture`); the expert is the task's model. The student's
+router decides which tokens a member gets, and with which weight. A member's output for a token is multiplied by the
+router's share g before it is added to the stream, so its squared error counts g^2 times there. The target is that of
+every map (Eqs. 10 and 13): the expert's own map on the expert's own input at the same token, even if the expert's
+router sends the token elsewhere. The weight of a task for a member is the share of the task's weights that the member
+gets, so that one token of a task does not count as much as thousands of another; docs/theory/recipes.md has the
+formulas.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from featcal.suite.calibration_options import CalibrationConfig
 
 @dataclass(frozen=True)
 class ExpertSlot:
-    """Index of an expert of a mixture ("member" in code): its mixture, and its number in it."""
+    """Identity of an expert of a mixture ("member" in code): its mixture, and its number in it."""
 
     name: str
     """Name of its mixture, inside the block."""
     mixture: Mixture
     place: int
-    """Its number in the mixture."""
+    """Number of the expert in its mixture."""
 
     @property
     def member(self) -> MoEExpert:
@@ -52,7 +52,8 @@ class ExpertSlot:
 
 class RoutedGroup(LinearGroup):
     """Maps of one member with a shared input. They are solved if the member gets at least as many tokens, over all
-    tasks, as the widest input of its maps has features; with a prior always."""
+    tasks, as the widest input of its maps has features, or if there is a prior.
+    """
 
     def __init__(self, names: Collection[str], weighting: str, seat: ExpertSlot) -> None:
         inside = {name: seat.mixture.get_submodule(name[len(seat.name) + 1 :]) for name in seat.maps(names)}
@@ -90,7 +91,7 @@ class RoutedGroup(LinearGroup):
         config: CalibrationConfig,
         weighed: TokenRows | None = None,
     ) -> None:
-        """Count one batch of the current task; `count` tokens of the task count in all members together."""
+        """Add one batch of the current task; `count` is the task's number of tokens in all members together."""
         kept, places, own, mass = self._choose_tokens(inputs[f"{self._seat.name}.{SHARES}"], tokens)
         x = inputs[self.names[0]][kept]
         states = trace.inputs[f"{self._seat.name}.{TOKENS}"]
@@ -107,8 +108,10 @@ class RoutedGroup(LinearGroup):
     def _choose_tokens(
         self, shares: Float[Tensor, "tokens members"], tokens: TokenRows
     ) -> tuple[Bool[Tensor, " m"], Int[Tensor, " n"], TokenRows, float]:
-        """Select, of the m tokens that the router sends to the member, the n that count; return the selection, their
-        places among all tokens of the batch, their rows, and the sum of all weights in all members."""
+        """Select the tokens with non-zero weight (n) among those that the router sends to the member (m); return the
+        selection, their positions among all tokens of the batch, their rows, and the sum of all weights in all
+        members.
+        """
         shares = shares.to(find_device(shares.device, torch.float64))  # where the weights are
         place, weights = self._seat.place, tokens.spread(len(shares)).to(shares.device)
         counted = weights > 0  # what is padded may hold anything
@@ -121,7 +124,7 @@ class RoutedGroup(LinearGroup):
         return kept, places, TokenRows(len(places), float(own.sum()), None, own), mass
 
     def _expert_features(self, states: Float[Tensor, "n width"], expert: Named) -> Float[Tensor, "n d"]:
-        """Compute the inputs of the expert's maps at these states of its own."""
+        """Compute the inputs of the expert's maps at these states of the expert."""
         member = self._seat.member
         if not self.names[0].endswith(f".{member.leaving}"):
             return states

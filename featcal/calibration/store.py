@@ -24,7 +24,9 @@ from featcal.models.context import Run
 from featcal.system.errors import NumericalError
 
 Watch = Callable[[BlockStatistics], None]
-"""Function that sees finished statistics before they are solved; it keeps them by `BlockStatistics.with_config`."""
+"""Function that is called with complete statistics before their solve; it can keep them by
+`BlockStatistics.with_config`.
+"""
 
 
 @dataclass(frozen=True)
@@ -58,16 +60,16 @@ def watch_nothing(statistics: BlockStatistics) -> None:
 
 
 def solve_block(run: Run, statistics: BlockStatistics, merged: Mapping[str, Tensor]) -> SolvedTensors:
-    """Solve all counted groups of a block (Algorithm 1, lines 9 to 15), in their storage dtype.
+    """Solve all groups of a block (Algorithm 1, lines 9 to 15), in their storage dtype.
 
     With several ranks each solves some groups.
 
     Args:
-        statistics: of finished tasks; their sums are released.
+        statistics: complete statistics, whose sums are released.
         merged: tensors of the merged model's block by canonical name.
 
     Raises:
-        NumericalError: a system that cannot be solved, or a solution that does not fit its dtype; names the block.
+        NumericalError: a system cannot be solved, or a solution does not fit its dtype; the message names the block.
     """
     block, solved, rounder = statistics.block, dict[str, Tensor](), rounder_of(statistics.config)
     with run.seconds("solve"), prefix_errors(run.adapter.name_of(block)):
@@ -108,7 +110,7 @@ def to_stored(block: Block, old: Mapping[str, Tensor], solved: Named) -> dict[st
     tensors.
 
     Raises:
-        NumericalError: one does not fit its dtype.
+        NumericalError: a solution does not fit its dtype.
     """
     return block.canonical(round_to_stored(block, block.local(old), solved))
 
@@ -117,7 +119,7 @@ def round_to_stored(block: Block, old: Named, solved: Named) -> dict[str, Tensor
     """Return solutions in the dtype and layout of the replaced tensors, both by name inside the block.
 
     Raises:
-        NumericalError: one does not fit its dtype.
+        NumericalError: a solution does not fit its dtype.
     """
     stored = {name: tensor.to(old[name]) for name, tensor in solved.items()}
     for name, tensor in stored.items():

@@ -1,8 +1,7 @@
-"""Walk both streams of every task side by side: the student's, which is calibrated, and the expert's own.
-
-The student's stream is the deployed one: it has passed the calibrated blocks, so that a block is fitted to its deployed
-inputs (Eq. 45). The expert runs on its own stream, never on the student's: targets (Eq. 10) mix the inputs of the same
-module in both.
+"""Run student and expert side by side through the blocks, on the samples of every task. A *stream* is the features of
+one of them. The student's stream passes the calibrated blocks, so that a block is fitted to its inputs in the deployed
+model (Eq. 45). The expert runs on its own stream, never on the student's; targets (Eq. 10) mix the inputs of the same
+module in both streams.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _STUDENT = "student"
 
 
 class Streams:
-    """Both streams of every task, walked through the blocks side by side, inside `walking`.
+    """Streams of student and expert of every task, for use inside `walking`.
 
     Args:
         label: name of the walk for progress.
@@ -46,9 +45,9 @@ class Streams:
         self.run, self._passes = run, passes
         self.walk = BlockwiseForward(run, label, passes, {_STUDENT: student})
         self.student, self.experts = self.walk.lanes[_STUDENT], self.walk.experts
-        """Lanes by task."""
+        """Lanes of student and expert, by task."""
         self.rows: Mapping[str, TaskRows] = {}
-        """By task: the counted tokens of the stage, with their weights (`find_rows`)."""
+        """Tokens of the stage with non-zero weight, with their weights, by task (`find_rows`)."""
 
     def directions(self, task: str, block: Block) -> Named:
         """Return, per linear map of the block, the margin gradients of a task's expert
@@ -59,17 +58,20 @@ class Streams:
 
     @property
     def room(self) -> WalkCache | None:
-        """Return the cache for the next walk of the same experts; None if there is none, or if this process has only a
-        share of the tasks."""
+        """Return the cache for the next walk of the same experts; None if there is none, or
+        if this process has only a part of the tasks.
+        """
         rooms = {id(one.kept): one.kept for one in self._passes.values()}
         return None if self.run.ranks.several or len(rooms) > 1 else next(iter(rooms.values()))
 
     def enter(self, stage: Stage) -> StageEntrance:
-        """Make the first calls of a stage on all lanes; return the student's entrance to it."""
+        """Make the first calls of a stage on all lanes; return the student's `StageEntrance`."""
         return self.walk.enter(stage)[_STUDENT]
 
     def find_rows(self, stage: Stage, options: TokenOptions) -> None:
-        """Find the counted tokens of a stage that the lanes have entered; masks are the same in all of its blocks."""
+        """Find the tokens with non-zero weight of a stage that the lanes have entered;
+        masks are the same in all of its blocks.
+        """
         self.rows = shared_rows(self.run.ranks, lane_rows(stage, self.student, self._passes, options))
 
     def count_tokens(self) -> dict[str, int]:
@@ -83,16 +85,17 @@ class Streams:
         return {task: sum(map(count, lane.calls, self._passes[task].batches)) for task, lane in self.experts.items()}
 
     def count(self, every: Sequence[BlockStatistics], merged: Mapping[str, Tensor]) -> None:
-        """Count one snapshot of a block on all tasks, one expert in memory at a time (Algorithm 1, lines 3, 7 and 8).
+        """Collect the statistics of one snapshot of a block on all tasks, one expert in memory at a time (Algorithm 1,
+        lines 3, 7 and 8).
 
         Afterwards the experts have passed the block; the student stays before it until the block is calibrated.
 
         Args:
-            every: empty statistics of one block; several may differ in alpha and count the same features.
+            every: empty statistics of one block; several may differ in alpha and use the same features.
             merged: tensors of the student's block, by canonical name.
 
         Raises:
-            NumericalError: features that are not finite, or a task without a counted token; names block and task.
+            NumericalError: features are not finite, or no token of a task has weight; the message names block and task.
         """
         run, block = self.run, every[0].block
         student = block.local(run.compute.place(merged))
@@ -104,7 +107,7 @@ class Streams:
             run.store.settle()
 
     def _count_task(self, task: str, every: Sequence[BlockStatistics], student: Named, expert: Named) -> None:
-        """Count all batches of a task; `student` and `expert` are the tensors of their blocks by name inside it."""
+        """Add all batches of a task; `student` and `expert` are the tensors of their blocks by name inside it."""
         first, rows, seconds = every[0], self.rows[task], self.run.seconds
         given = self.student[task].inputs(first.block, student, first.modules, whole=not first.is_started)
         steps: Iterator[BlockStep] | None = None
@@ -122,7 +125,7 @@ class Streams:
             pass
 
     def deploy(self, stage: Stage, block: Block, calibrated: Mapping[str, Tensor] | None) -> dict[str, Gap]:
-        """Take the student of every task through the calibrated block (Algorithm 1, line 17).
+        """Run the student of every task through the calibrated block (Algorithm 1, line 17).
 
         Args:
             calibrated: stored tensors of the block, by canonical name; None if the student has already passed the
@@ -132,7 +135,7 @@ class Streams:
             The distance of the student from the expert after the block, by task, over the stage's own tokens.
 
         Raises:
-            NumericalError: a distance that is not finite; names block and task.
+            NumericalError: a distance is not finite; the message names block and task.
         """
         run = self.run
         run.store.settle()
@@ -161,7 +164,7 @@ class Streams:
 
 
 def _time_each(seconds: Seconds, stage: str, things: Iterable[T]) -> Iterator[T]:
-    """Yield the same items, and time how long each takes to arrive at a stage of the work."""
+    """Yield the same items, and measure how long each takes to compute, as a stage of the work."""
     coming = iter(things)
     while True:
         with seconds(stage):

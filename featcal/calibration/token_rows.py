@@ -1,4 +1,6 @@
-"""Find the counted tokens and their weights, before a stage starts; they are the same in every block of it."""
+"""Find the tokens with non-zero weight, and their weights, before a stage starts; they are
+the same in every block of it.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +22,22 @@ Named = Mapping[str, Tensor]
 
 
 def uncounted_error(what: object) -> NumericalError:
-    """Return the error for a task without a counted token; `what` was to be counted."""
-    return NumericalError(f"{what}: no token of a task counts; see its samples")
+    """Return the error for a task in which no token has weight; `what` names the statistics."""
+    return NumericalError(f"{what}: no token of a task has weight; see its samples")
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """The counted tokens of one batch under one weighting."""
+    """The tokens of one batch with non-zero weight, under one weighting."""
 
     count: int
     """Number of tokens with a weight above 0."""
     total: float
     """Sum of their weights."""
     index: Int[Tensor, " n"] | None = None
-    """Their positions among all tokens of the batch; None for all."""
+    """Positions of these tokens among all tokens of the batch; None for all."""
     weights: Float[Tensor, " n"] | None = None
-    """Their weights in float64; None if all are 1."""
+    """Weights of these tokens in float64; None if all are 1."""
 
     @classmethod
     def from_weights(cls, weights: Float[Tensor, "batch tokens"] | None, tokens: int) -> TokenRows:
@@ -63,7 +65,7 @@ class TokenRows:
         return whole
 
     def take(self, features: Tensor) -> Float[Tensor, "n d"]:
-        """Take one row per counted token from `[batch, tokens, d]` or `[batch * tokens, d]`."""
+        """Take one row per token with non-zero weight from `[batch, tokens, d]` or `[batch * tokens, d]`."""
         flat = features.reshape(-1, features.shape[-1])
         return flat if self.index is None else flat[self.index.to(flat.device)]
 
@@ -83,14 +85,16 @@ class TaskRows:
     task: str = ""
     """Name of the task, if the batches are a part of it."""
     whole: Mapping[str, int] = field(default_factory=dict)
-    """Counted tokens of that whole task, by weighting; empty if the batches are the whole task."""
+    """Numbers of tokens with non-zero weight in that whole task, by weighting; empty if the
+    batches are the whole task.
+    """
 
     def count(self, weighting: str) -> int:
         """Return the number of tokens with non-zero weight in the whole task (all ranks)."""
         return self.whole[weighting] if self.whole else self._own(weighting)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of counted tokens of these batches, by weighting."""
+        """Return the number of tokens with non-zero weight in these batches, by weighting."""
         return {weighting: self._own(weighting) for weighting in (self.batches[0] if self.batches else ())}
 
     def part_of(self, task: str, counts: Iterable[Mapping[str, int]]) -> TaskRows:
@@ -130,5 +134,5 @@ def find_token_rows(stage: Stage, calls: Iterable[Call], batches: Sequence[Batch
 def lane_rows(
     stage: Stage, lanes: Mapping[str, ModelStream], experts: Mapping[str, ExpertPass], options: TokenOptions
 ) -> dict[str, TaskRows]:
-    """Find the `task_rows` of every task whose lane has entered the stage."""
+    """Find the `TaskRows` of every task whose lane has entered the stage."""
     return {task: find_token_rows(stage, lane.calls, experts[task].batches, options) for task, lane in lanes.items()}

@@ -1,4 +1,4 @@
-"""Weigh tokens by how strongly the expert's task vector acts on them (the option `weigh_tokens` of featcal's own
+"""Weight tokens by how strongly the expert's task vector acts on them (the option `weigh_tokens` of featcal's own
 recipes).
 
 Training changed an expert only where its data did; many tokens of a sample (background, frame words) are irrelevant to
@@ -9,7 +9,7 @@ in the expert at token t,
 
 with r_t / mean r clipped to 0.01 and 100. s_t multiplies the token's other weights (mask, patch weight, share of the
 router). Means are over the tokens of the task, with their weights without s, so a task's total weight does not change.
-The student plays no part, except for the router's choice in a mixture. This is featcal's own.
+The weights do not depend on the student, except for the router's choice in a mixture. The method is new in featcal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from featcal.system.distributed import Ranks
 from featcal.system.errors import NumericalError
 
 FLOOR = 1e-6
-"""Share of the mean that is added to ||W_0 b||^2 of a token, so that a token with 0 has a ratio too."""
+"""Share of the mean that is added to ||W_0 b||^2 of a token, so that the ratio exists even if that is 0."""
 LEAST, MOST = 0.01, 100.0
 """Range of a token's ratio to the mean, before the root."""
 
@@ -40,13 +40,13 @@ class TaskVectorEffect:
     change: Float[Tensor, "k d"]
     """change^T change = tau^T tau (`prior.spanning_rows`)."""
     base: Float[Tensor, "m d"]
-    """W_0."""
+    """Base's weights W_0 of the maps, stacked."""
     _squares: list[Float[Tensor, "2 n"]] = field(default_factory=list)
     """||tau b||^2 and ||W_0 b||^2 of every batch in float64."""
     _rows: list[TokenRows] = field(default_factory=list)
 
     def see(self, given: Float[Tensor, "n d"], rows: TokenRows) -> None:
-        """Count the next batch.
+        """Add the next batch.
 
         Args:
             given: the expert's inputs of the maps at the tokens of `rows`.

@@ -75,8 +75,8 @@ def featcal_command(context: click.Context) -> None:
     # torchrun sets WORLD_SIZE; its processes would race for one output folder.
     if context.invoked_subcommand not in _SHARING and os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError(
-            f"this is one of {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), of which each would do all of "
-            f"'{context.invoked_subcommand}': only {', '.join(_SHARING)} shares its work; start this without torchrun"
+            f"'{context.invoked_subcommand}' cannot share its work: each of the {os.environ['WORLD_SIZE']} processes "
+            f"(WORLD_SIZE) would do all of it. Start it without torchrun; only {', '.join(_SHARING)} can use several"
         )
     if context.invoked_subcommand != show.app_command.name:  # which lets threads wait longer (`server.launch`)
         let_threads_sleep()

@@ -1,4 +1,4 @@
-"""Go on from a recipe of mergekit: merge by it, look at the merge, calibrate it."""
+"""Merge by a recipe of mergekit, diagnose the merge, and calibrate it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class RecipeOrder:
 
     Args:
         recipe: its YAML file.
-        merged: folder or Hub id of what mergekit made of it; None has featcal merge.
-        base: what the experts were fine-tuned from; None stands for what the recipe says.
+        merged: folder or Hub id of mergekit's merge by it; with None featcal merges.
+        base: the model from which the experts were fine-tuned; None means the recipe's.
         data: task → samples; experts write texts for the others.
         out: folder to write.
     """
@@ -77,7 +77,7 @@ def merge_by_recipe(asked: RecipeOrder, out: Path, max_memory: int | None, devic
 
 
 def calibrate_by_recipe(asked: RecipeOrder, kind: str, device: str, as_json: bool) -> int:
-    """Merge by a recipe, say what the merge is like, and calibrate it; return the exit status.
+    """Merge by a recipe, print the verdict on the merge, and calibrate it; return the exit status.
 
     Args:
         kind: recipe of the calibration: "paper", "refined" or "informed".

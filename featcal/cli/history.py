@@ -22,7 +22,7 @@ def list_runs(suite: str | None, as_json: bool, as_csv: bool) -> None:
 
     if as_csv and as_json:
         # Both would go to stdout, where neither could be read.
-        raise click.UsageError("give one of --json and --csv")
+        raise click.UsageError("--json and --csv exclude each other; give one")
     history = History()
     found = [run for run in history.runs() if suite in (None, run.suite)]
     say_problems(history)

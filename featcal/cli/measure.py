@@ -31,12 +31,10 @@ EACH = "each"
     type=click.Choice(["all", "class", EACH]),
     default="all",
     show_default=True,
-    help="Tokens that norms are taken over. 'each': all, and of the sample of --sample the drift of every token by "
-    "itself: of patches and class token of a picture, of the tokens of a text.",
+    help="Tokens included in norms. 'each': all, and for the sample of --sample also the drift of every single token: "
+    "of the patches and class token of a picture, or of the tokens of a text.",
 )
-@click.option(
-    "--sublayers", is_flag=True, help="Show attention and MLP of every block as layers of their own (Prop. 4)."
-)
+@click.option("--sublayers", is_flag=True, help="Show attention and MLP of every block as separate layers (Prop. 4).")
 @click.option("--attribution", is_flag=True, help="Attribute the final drift to the layers that caused it (Prop. 2).")
 @click.option("--output", is_flag=True, help="Measure score drift, its bound and the change of the loss (Props. 3, 7).")
 @click.option("--margins", is_flag=True, help="Show sample by sample which decisions cannot have changed (Eq. 44).")
@@ -44,12 +42,12 @@ EACH = "each"
 @click.option(
     "--task-vectors", is_flag=True, help="Show the cosine of the model's task vector to each expert's (Fig. 2d)."
 )
-@click.option("--source", is_flag=True, help="Measure what fitting on other feature sources would cost (Prop. 8).")
+@click.option("--source", is_flag=True, help="Measure the cost of fitting on other feature sources (Prop. 8).")
 @click.option(
     "--depth",
     is_flag=True,
     help="Show how many decisions agree with the expert's final one after every block, read through the model's last "
-    "norm and head. Heads are meant for the last layer: after others they show where decisions turn, no more.",
+    "norm and head. Heads are made for the last layer: after others they only show where decisions change.",
 )
 @click.option(
     "--sample",
@@ -61,8 +59,8 @@ EACH = "each"
 @click.option(
     "--maps",
     is_flag=True,
-    help="Show the mismatch of every linear map inside the blocks, each fed with what "
-    "the expert's own gets, and its share in what changed from the merged model.",
+    help="Show the mismatch of every linear map inside the blocks, each on the input of "
+    "the expert's own map, and its share in the change from the merged model.",
 )
 @MAX_MEMORY
 @DRAWN
@@ -137,11 +135,11 @@ def _refuse_together(more: Collection[str], shown: _SampleAndLayer, max_memory: 
         if name in more and max_memory is not None:
             raise click.UsageError(f"{why} in memory; leave out --max-memory")
     if shown.sample is not None and not {"depth", "tokens"} & {*more}:
-        raise click.UsageError("--sample is the one that --depth or --tokens each shows; add one of them")
+        raise click.UsageError("--sample needs --depth or --tokens each")
     if "tokens" in more and shown.sample is None:
-        raise click.UsageError("--tokens each shows the tokens of one sample; add --sample")
+        raise click.UsageError("--tokens each needs --sample, the sample whose tokens it shows")
     if shown.layer is not None and "tokens" not in more:
-        raise click.UsageError("--layer is the one whose tokens are shown; add --tokens each")
+        raise click.UsageError("--layer needs --tokens each")
 
 
 def _measure_drift(
@@ -222,7 +220,7 @@ def features_command(
     from featcal.suite.views import EvaluationSamples
 
     if pooled and not as_json:
-        raise click.UsageError("--pooled features are in the JSON document alone; add --json")
+        raise click.UsageError("--pooled needs --json: only the JSON document has these features")
     session = opening.open_suite_session(suite, device, one_shot=False)
     clouds = FeatureMaps.from_names(session, models, EvaluationSamples(samples, split, seed))
     frame = clouds.to_frame(tasks, layers, alone=own_map, pooled=pooled, progress=bar())

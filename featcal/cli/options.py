@@ -86,7 +86,7 @@ def model_option(default: str = "merged", help: str = "The model: ", flag: str =
     """Return `--model` of a command for one model.
 
     Args:
-        help: text in front of the grammar of names.
+        help: text before the grammar of names.
         flag: its name, for commands whose `--model` is for several models.
     """
     return click.option(
@@ -104,7 +104,7 @@ def models_option(help: str, default: Sequence[str] = (), left_out: str = "", *,
     """Return `--model` of a command for several models, without repetitions.
 
     Args:
-        help: text in front of the grammar of names.
+        help: text before the grammar of names.
         left_out: models that the command uses without it, in words, if there is no default.
         or_all: whether "all" stands for every method.
     """
@@ -133,7 +133,7 @@ MODEL = model_option()
 MAX_DEVICE_MEMORY = click.option(
     "--max-device-memory",
     type=Size(),
-    help="Stay within this much memory of the GPU, such as 6GiB; token states beyond it wait outside.  [no limit]",
+    help="Stay within this much memory of the GPU, such as 6GiB; further token states wait in main memory.  [no limit]",
 )
 MAX_MEMORY = click.option("--max-memory", type=Size(), help="Stay within this much memory, such as 8GiB.  [no limit]")
 OUT = click.option("--out", required=True, type=NewPath(), help="Folder to write; must not exist.")
@@ -143,7 +143,7 @@ JSON_FILE = click.option(
 )
 
 DRAWN = block(
-    click.option("--seed", default=42, show_default=True, help="Decides which samples are drawn."), DEVICE, JSON
+    click.option("--seed", default=42, show_default=True, help="Seed of the random choice of samples."), DEVICE, JSON
 )
 """The last options of every measurement."""
 
@@ -163,7 +163,7 @@ MEASURED = block(
         "samples",
         default=64,
         show_default=True,
-        help="Samples per task that features are measured on.",
+        help="Samples per task on which features are measured.",
     ),
     click.option(
         "--split", type=SPLIT, help="Split of these samples.  [validation if every task has it, else calibration]"

@@ -43,7 +43,7 @@ class DiagnosisOrder:
 
     @property
     def file(self) -> Path:
-        """Return the suite file: its own, or the one beside the report, or where that would be."""
+        """Return the path of the suite file: the requested one, else one beside the report, which may be a default."""
         return self.suite or (self.out or Path(f"{Path(self.model).resolve().name}.html")).with_suffix(".yaml")
 
     @property
@@ -58,7 +58,7 @@ class DiagnosisOrder:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A merged model that was looked at.
+    """The diagnosis of a merged model.
 
     Args:
         text: of the suite file about it.
@@ -106,7 +106,7 @@ def diagnose_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_j
 
 
 def examine_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_json: bool) -> Diagnosis:
-    """Look at a merged model and what it was made of; say on stderr what stands in the way."""
+    """Examine a merged model and the models from which it was made; report on stderr what prevents a measurement."""
     from featcal.authoring.from_form import read_draft
     from featcal.authoring.from_paths import write_suite_text
     from featcal.figures.verdict.faults import judge_merge

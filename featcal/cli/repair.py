@@ -104,7 +104,7 @@ def calibrate_command(
         session = opening.open_suite_session(suite, device)
         family = session.fit.family_with(model)
         if require_canary and not family.adapter.generates:
-            raise InputError(f"--require-canary means nothing here: a {family.adapter.family} model generates no text")
+            raise InputError(f"--require-canary has no effect: a {family.adapter.family} model generates no text")
         # Notes and a progress bar once for all processes.
         config, progress = config_for(family, **chosen), silent if ranks.rank else bar()
         if not ranks.rank:
@@ -195,7 +195,7 @@ def conditioning_command(suite: str, model: str, device: str, as_json: bool) -> 
 @click.option("--rho", "rhos", help="Anchors between commas.  [the suite's own]")
 @click.option("--alpha", "alphas", help="Shares of the experts' features between commas.  [the suite's own]")
 @click.option(
-    "--eval-samples", default=64, show_default=True, help="Samples per task that every calibration is measured on."
+    "--eval-samples", default=64, show_default=True, help="Samples per task on which every calibration is measured."
 )
 @calibration_options("lam", "rho", "alpha")
 @DEVICE
@@ -248,10 +248,10 @@ def sweep_command(
 @click.command()
 @SUITE
 @JSON_FILE
-@model_option(help="The merge that all recipes are tried on: ", flag="--of")
+@model_option(help="Merge on which all recipes are tried: ", flag="--of")
 @models_option("Try this model too, as it is and calibrated; may be repeated:", left_out="that merge alone")
 @click.option(
-    "--minutes", type=float, help="Time to spend, about; tries every merger too, where no --model is named.  [no limit]"
+    "--minutes", type=float, help="Approximate time limit; without --model every merger is tried too.  [no limit]"
 )
 @calibration_options("recipe", *OF_A_RECIPE, "cautious")
 @DEVICE

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     "--card",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Score the model in this written folder, what it was made of and the experts, and write the scores into its "
+    help="Score the model in this written folder, the model before it and the experts, and write the scores into its "
     "card.  [no card]",
 )
 @click.option("--answers", is_flag=True, help="Add each sample's answer and the right one to the document of --json.")
@@ -85,9 +85,9 @@ def evaluate_command(
         _evaluate_with_harness(opening.load(suite), models[0], harness.split(","), arguments, as_json)
         return
     if lm_eval_args:
-        raise click.UsageError("--lm-eval-args are of lm-evaluation-harness; add --lm-eval")
+        raise click.UsageError("--lm-eval-args needs --lm-eval")
     if answers and not as_json:
-        raise click.UsageError("--answers are in the JSON document alone; add --json")
+        raise click.UsageError("--answers needs --json: only the JSON document has answers")
     session = opening.open_suite_session(suite, device, one_shot=len(models) == 1 and card is None)
     on = EvaluationSamples(eval_samples, opening.scored_split(session, split), seed)
     named = _scores_of(session, models, on) if card is None else _scores_into_card(session, card, on)
@@ -115,7 +115,7 @@ def _scores_into_card(session: Session, folder: Path, on: EvaluationSamples) -> 
     from featcal.studies.scored_card import score_into_card
 
     if click.get_current_context().get_parameter_source("models") is not ParameterSource.DEFAULT:
-        raise click.UsageError("--card says which models are scored; leave --model out")
+        raise click.UsageError("--card determines which models are scored; leave --model out")
     history = History()
     found = score_into_card(session, folder, on, history, progress=bar())
     _say_looks(session, on, history)
@@ -140,7 +140,7 @@ def _require_unset(*names: str) -> None:
     # By source, not by value: a default that is typed out was meant too.
     given = [flags[name] for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
     if given:
-        raise InputError(f"{', '.join(given)} mean nothing to lm-eval; put its own options in --lm-eval-args")
+        raise InputError(f"{', '.join(given)} have no effect on lm-eval; give its own options with --lm-eval-args")
 
 
 def _scores_of(session: Session, models: Sequence[str], view: EvaluationSamples) -> dict[str, Scores]:
@@ -166,9 +166,7 @@ _OF_TABLES = {"seeds", "out", "as_csv", "as_markdown"}
 @click.option("--table", is_flag=True, help="Compare two models in a table as well.")
 @click.option("--samples", type=int, help="Calibration samples per task of the models in a table.  [64]")
 @SCORED
-@click.option(
-    "--seed", default=42, show_default=True, help="Decides which samples are drawn if two models are compared."
-)
+@click.option("--seed", default=42, show_default=True, help="Seed of the samples on which two models are compared.")
 @click.option("--seeds", help="Calibration seeds of a table, between commas.  [42,43,44]")
 @SHOWN
 def compare_command(suite: str, models: tuple[str, ...], table: bool, **options: Any) -> None:
@@ -187,16 +185,16 @@ def compare_command(suite: str, models: tuple[str, ...], table: bool, **options:
     context = click.get_current_context()
     given = {name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     if not models:
-        raise click.UsageError(f"name the models with --model, once for every model; --model {ALL} is every method")
+        raise click.UsageError(f"name the models with --model, once for every model; --model {ALL} means every method")
     if table or len(models) != 2 or ALL in models or given & _OF_TABLES:
         if "seed" in given:
-            raise click.UsageError("--seed means nothing to a table; its calibration seeds are --seeds")
+            raise click.UsageError("--seed has no effect on a table; give its calibration seeds with --seeds")
         _compare_in_table(suite, models, **options)
         return
     if "samples" in given:
         raise click.UsageError(
-            "--samples are the calibration samples of a table; add --table, or give --eval-samples for the scored "
-            "samples"
+            "--samples sets the calibration samples of a table and needs --table; the scored samples are set by "
+            "--eval-samples"
         )
     _compare_two(
         suite, models, **{name: options[name] for name in ("split", "eval_samples", "seed", "device", "as_json")}

@@ -73,7 +73,7 @@ def parse_base(context: click.Context, param: click.Parameter, given: str) -> st
     "[none]",
 )
 @click.option(
-    "--max-memory", type=Size(), help="With --shared: most memory of all suites together.  [half of the free memory]"
+    "--max-memory", type=Size(), help="With --shared: largest memory of all suites together.  [half of the free memory]"
 )
 @click.option(
     "--base-url",
@@ -101,9 +101,9 @@ def app_command(
     from featcal.system.sandbox import ServerRules
 
     if shared != bool(roots):
-        raise click.UsageError("--shared and --root DIR belong together")
+        raise click.UsageError("--shared and --root DIR need each other; give both")
     if max_memory is not None and not shared:
-        raise click.UsageError("--max-memory is for --shared")
+        raise click.UsageError("--max-memory needs --shared")
     main = bundle_root() / "app" / "main.py"
     if not shared:
         return start_app(main, port, context.args, opens_browser=not no_browser, base=base_url)
@@ -118,20 +118,20 @@ def app_command(
     multiple=True,
     required=True,
     type=click.Path(exists=True, file_okay=False, resolve_path=True),
-    help="Folder whose suites, models and samples may be read; paths start from the first one. May be repeated.",
+    help="Folder whose suites, models and samples may be read; relative paths start from the first. May be repeated.",
 )
 @click.option("--allow-write", is_flag=True, help="Let agents write new folders below a root; nothing is overwritten.")
 @click.option("--allow-test", is_flag=True, help="Let agents measure on the test split; looks are counted.")
 @click.option(
-    "--allow-hub", is_flag=True, help="Let agents ask the Hub what its models hold, and use those in its local cache."
+    "--allow-hub", is_flag=True, help="Let agents ask the Hub about its models, and use those in its local cache."
 )
-@click.option("--max-memory", type=Size(), help="Most estimated memory of a job.  [half of the free memory]")
+@click.option("--max-memory", type=Size(), help="Largest estimated memory of a job.  [half of the free memory]")
 @click.option(
     "--max-minutes",
     type=click.FloatRange(0),
     default=60.0,
     show_default=True,
-    help="Most estimated minutes of a job.",
+    help="Largest estimated minutes of a job.",
 )
 def mcp_command(
     roots: tuple[str, ...],

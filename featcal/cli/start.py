@@ -140,13 +140,13 @@ def diagnose_command(
     if _is_suite(model):
         if base is not None or experts or data or out:
             raise click.UsageError(
-                f"'{model}' is a suite, which names models and samples itself (featcal report writes its report); a "
-                "merged model without one is named by FOLDER, --base, --expert, --data and --out"
+                f"'{model}' is a suite, which names models and samples itself; leave out --base, --expert, --data and "
+                "--out, which are for the folder of a merged model (featcal report writes the report of a suite)"
             )
         _judge(opening.open_suite_session(model, device, one_shot=False), models or ("merged",), on, as_json)
         return 0
     if models and out is None:
-        raise click.UsageError("--model names models of the report on FOLDER; give --out too")
+        raise click.UsageError("--model needs --out: it names the models of the report on FOLDER")
     from featcal.cli.own_merge import DiagnosisOrder, diagnose_own
 
     return diagnose_own(DiagnosisOrder(model, base, experts, data, models, out), on, device, as_json)

@@ -54,7 +54,7 @@ def run_study(
     models, out, device = (options.pop(name) for name in ("models", "out", "device"))
     drawn = {name: options.pop(name) for name in ("seeds", "samples", "eval_samples", "split")}
     if sum(options.values()) > 1:
-        raise click.UsageError("give one of --json, --csv and --markdown")
+        raise click.UsageError("--json, --csv and --markdown exclude each other; give one")
     # Before the work, which may take hours.
     require_new_file(out)
     rows = Rows()

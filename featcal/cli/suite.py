@@ -47,10 +47,10 @@ def check_command(suite: str, probe: bool | None, targets: tuple[str, ...], base
     """
     if targets:
         if probe is not None:
-            raise click.UsageError("--probe is for suites; --for looks at one model's folder")
+            raise click.UsageError("--probe needs a suite; --for checks the folder of one model")
         return check_folder(Path(suite), targets, base, as_json)
     if base is not None:
-        raise click.UsageError("--base is for --for; a suite names its own base")
+        raise click.UsageError("--base needs --for; a suite names its own base")
     load_libraries()
     from featcal.preflight.check import check_suite as preflight
 
@@ -109,7 +109,7 @@ def show_check(found: Preflight) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--merged",
-    help="Folder or Hub id of the merged model, if the method is none of featcal's.  [merged as the recipe says]",
+    help="Folder or Hub id of the merged model, if featcal does not have the method.  [merged by the recipe]",
 )
 @file_to_write("Suite file to write; must not exist.")
 @JSON

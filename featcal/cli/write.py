@@ -36,7 +36,7 @@ _ONE_FOR_ALL = "--task is for react, which has a map for every task"
     "--method",
     callback=note_folders,
     shell_complete=complete_model,
-    help=f"{', '.join(method_names())}; with options as in ties:density=0.3, and with the model that it is of as in "
+    help=f"{', '.join(method_names())}; options as in ties:density=0.3, the model on which it acts as in "
     "react@calibrated.  [the suite's own recipe]",
 )
 @click.option("--scale", type=float, help="Factor of the task vectors.  [the suite's, else the method's own]")
@@ -52,11 +52,9 @@ _ONE_FOR_ALL = "--task is for react, which has a map for every task"
     type=click.Choice(RECIPES),
     is_flag=False,
     flag_value=PAPER,
-    help=f"With RECIPE: look at the merge and calibrate it too; {PAPER} without a word behind it.  [merge alone]",
+    help=f"With RECIPE: diagnose and calibrate the merge too, by this recipe; {PAPER} if none is named.  [merge alone]",
 )
-@click.option(
-    "--merged", help="With RECIPE and --calibrate: folder or Hub id of what mergekit made of it.  [featcal merges]"
-)
+@click.option("--merged", help="With RECIPE and --calibrate: folder or Hub id of mergekit's merge.  [featcal merges]")
 @click.option(
     "--base", help="With RECIPE: folder or Hub id of the model that the experts were fine-tuned from.  [the recipe's]"
 )
@@ -68,7 +66,7 @@ _ONE_FOR_ALL = "--task is for react, which has a map for every task"
     "write]",
 )
 @OUT
-@click.option("--device", help="auto, cpu or cuda. Mergers are computed on the CPU unless cuda is said.  [auto]")
+@click.option("--device", help="auto, cpu or cuda. Mergers run on the CPU unless cuda is given.  [auto]")
 @JSON
 def merge_command(suite: str, out: Path, device: str | None, as_json: bool, **options: Any) -> int:
     """Merge the experts of a suite into a checkpoint.
@@ -87,7 +85,7 @@ def merge_command(suite: str, out: Path, device: str | None, as_json: bool, **op
     if is_recipe(suite):
         return _merge_recipe(suite, out, device, as_json, given)
     if from_recipe:
-        raise click.UsageError(f"{', '.join(from_recipe)}: for a recipe of mergekit, and '{suite}' is none")
+        raise click.UsageError(f"{', '.join(from_recipe)}: only for a recipe of mergekit, and '{suite}' is not one")
     _merge_suite(suite, out, device, as_json, options)
     return 0
 
@@ -101,14 +99,18 @@ def _merge_recipe(recipe: str, out: Path, device: str | None, as_json: bool, giv
     from featcal.system.paths import expand_home
 
     if idle := [f"--{name}" for name in ("method", "scale", "task") if name in given]:
-        raise click.UsageError(f"{', '.join(idle)}: for a suite; '{recipe}' is a recipe of mergekit, which says it")
+        raise click.UsageError(
+            f"{', '.join(idle)}: only for a suite; the recipe of mergekit '{recipe}' states this itself"
+        )
     asked = RecipeOrder(expand_home(recipe), given.get("merged"), given.get("base"), given.get("data", {}), out)
     if "calibrate" in given:
         if "max_memory" in given:
-            raise click.UsageError("--max-memory: for a merge alone; leave it out, or calibrate by featcal calibrate")
+            raise click.UsageError(
+                "--max-memory: not with --calibrate; leave it out, or merge first and run featcal calibrate"
+            )
         return calibrate_by_recipe(asked, given["calibrate"], device or "auto", as_json)
     if idle := [f"--{name}" for name in ("merged", "data") if name in given]:
-        raise click.UsageError(f"{', '.join(idle)}: with --calibrate alone")
+        raise click.UsageError(f"{', '.join(idle)}: only with --calibrate")
     document = merge_by_recipe(asked, out, given.get("max_memory"), _merging_device(device))
     say_notes(document)
     print_document(document, as_json, [(document["out"], document["method"])], ("written", "method"))
@@ -128,7 +130,7 @@ def _merge_suite(suite: str, out: Path, device: str | None, as_json: bool, optio
     method, scale, task = options["method"], options["scale"], options["task"]
     if method is not None and is_baseline(model_name(method).kind):
         if scale is not None:
-            raise click.UsageError(f"--scale means nothing to {model_name(method).kind}")
+            raise click.UsageError(f"{model_name(method).kind} has no --scale; leave it out")
         if task is not None and MODULES not in methods.method(model_name(method).kind).about.needs:
             raise click.UsageError(_ONE_FOR_ALL)
         if options["max_memory"] is not None:
@@ -167,20 +169,20 @@ def _show_baseline(document: Mapping[str, Any], as_json: bool) -> None:
     "--format",
     "layout",
     type=click.Choice(["hf", "open_clip"]),
-    help="Library that is to load it: transformers or open_clip.  [hf]",
+    help="Library that will load the model: transformers or open_clip.  [hf]",
 )
 @target_options("Add what the base has beside its weights and the folder lacks,", "nothing is added")
 @click.option("--as", "kind", type=click.Choice(["model", "adapter"]), default="model", show_default=True,
-              help="What is written: the model, or a LoRA of peft that makes it of another one.")  # fmt: skip
+              help="What to write: the model, or a LoRA adapter of peft over another model.")  # fmt: skip
 @click.option("--of", "over", type=click.Choice(["merged", "base"]),
-              help="With --as adapter: the model that the adapter goes over.  [merged]")  # fmt: skip
+              help="With --as adapter: the model under the adapter.  [merged]")  # fmt: skip
 @click.option(
     "--rank", type=int, help="With --as adapter: largest rank of every map.  [with --energy, that of the map]"
 )
 @click.option("--energy", type=float,
-              help="With --as adapter: share of what a map's change does to its inputs that is kept, by the smallest "
-              "rank that does, such as 0.99.  [with --rank, as much as that allows]")  # fmt: skip
-@click.option("--base-model", help="With --as adapter: what the model that it goes over is called where it is used.  "
+              help="With --as adapter: share of every map's change to keep, by its effect on the inputs, such as "
+              "0.99, with the smallest sufficient rank.  [with --rank, as much as that allows]")  # fmt: skip
+@click.option("--base-model", help="With --as adapter: name of the model under the adapter, for its users.  "
               "[the suite's, if it is on the Hub]")  # fmt: skip
 @click.option("--suite", shell_complete=complete_suite,
               help="With --as adapter: the suite, if it does not come with featcal.  [the record's]")  # fmt: skip
@@ -203,22 +205,22 @@ def export_command(folder: str, layout: str | None, kind: str, out: Path, as_jso
     """
     if kind == "adapter":
         if layout is not None:
-            raise click.UsageError("--format is for whole models; an adapter has the layout of peft")
+            raise click.UsageError("--format does not apply to an adapter, which has the layout of peft")
         if options["targets"] or options["base"] is not None:
-            raise click.UsageError("--for and --base are for whole models; an adapter has --base-model")
+            raise click.UsageError("--for and --base do not apply to an adapter; give --base-model")
         _export_adapter(folder, out, as_json, options)
         return
     targets, base = options.pop("targets"), options.pop("base")
     if given := [name for name, value in options.items() if value is not None]:
         flags = ", ".join(_FLAGS.get(name, f"--{name.replace('_', '-')}") for name in given)
-        raise click.UsageError(f"{flags}: for --as adapter alone")
+        raise click.UsageError(f"{flags}: only with --as adapter")
     if targets:
         if layout == "open_clip":
-            raise click.UsageError("--for gives a folder of transformers; leave --format out")
+            raise click.UsageError("--for writes the layout of transformers; leave --format out")
         export_folder(folder, targets, base, out, as_json)
         return
     if base is not None:
-        raise click.UsageError("--base is for --for")
+        raise click.UsageError("--base needs --for")
     from featcal.export.change_layout import convert
 
     document = convert(folder, out, layout or "hf")

@@ -20,19 +20,19 @@ from featcal.system.errors import NumericalError
 
 @dataclass
 class Record:
-    """Measurements of the layers of one task, whose samples may be walked in several parts."""
+    """Measurements of the layers of one task, whose samples may run in several parts."""
 
     attribution: bool
     numbers: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
     residuals: dict[str, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
-    """Residuals by layer, of the sample that was run a second time."""
+    """Residuals by layer, of the sample that runs a second time."""
     final: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _carried: dict[int, Contributions] = field(default_factory=dict)
     booked: list[tuple[Tensor, ...]] = field(default_factory=list)
     """Results of `Contributions.book`, one per batch."""
 
     def add(self, crossing: LayerTransition, parts: Parts, on_expert: Tensor) -> None:
-        """Add one batch that went through one layer; in the very first layer all drift is mismatch.
+        """Add one batch after it passed one layer; in the very first layer all drift is mismatch.
 
         Args:
             on_expert: the model's layer on the expert's state.
@@ -48,7 +48,7 @@ class Record:
             self.final.append(crossing.after)
 
     def take_contributions(self) -> list[Contributions]:
-        """Return those of every batch that was added since the last time, in order, and hold them no longer."""
+        """Return the contributions of every batch that was added since the last call, in order, and release them."""
         carried, self._carried = self._carried, {}
         return [*carried.values()]
 
@@ -76,10 +76,8 @@ class Record:
 
 
 def book_contributions(records: Iterable[Record]) -> None:
-    """Book the final drift of every batch that was added since the last time to the layers.
-
-    All batches go back through a layer before the first goes through the one below it, so that a layer's tensors are
-    read once.
+    """Attribute the final drift of every batch that was added since the last call to the layers. All batches pass
+    backwards through a layer before any of them passes the layer below, so that a layer's tensors are read once.
     """
     ways = [(record, one.book()) for record in records for one in record.take_contributions()]
     *_, found = zip(*(way for _, way in ways), strict=True)
@@ -114,7 +112,7 @@ def _residuals(parts: Parts, again: Parts, row: int) -> tuple[Tensor, Tensor | N
 
 
 def concat_batches(batches: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Return batches one below the other, on the CPU."""
+    """Concatenate batches along their first axis, on the CPU."""
     return tuple(torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
 
 
@@ -134,5 +132,5 @@ def _cosine(left: Tensor, right: Tensor, norms: Tensor) -> Tensor:
 
 
 def _relative(rest: Tensor, scale: Tensor) -> Tensor:
-    """Return `rest` over `scale` on the CPU: 0 if nothing is left, finite even without a scale."""
+    """Return `rest` over `scale` on the CPU: 0 if `rest` is 0, and finite even if `scale` is 0."""
     return (rest / scale.clamp_min(TINY)).cpu()

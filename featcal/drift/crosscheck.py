@@ -1,7 +1,7 @@
 """Compute one sample of every task a second time and in another way, to check the numbers of the first run.
 
-e = m + p holds for any three tensors, so it says nothing about how they came to be. A wrong state or mask, active
-dropout or a stream that did not advance shows only if the layers are run again by other means.
+e = m + p holds for any three tensors, so it cannot show that they are right. A wrong state or mask, active dropout or a
+state that was not passed on shows only if the layers run again in another way.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ class SecondStates:
     """The expert's and the model's states before the layer; None in the first one."""
     expert: Tensor
     on_expert: Tensor
-    """The model's layer on the expert's state; in the first layer, which takes no state, the model's own."""
+    """Output of the model's layer on the expert's state; for the first layer, which takes
+    no state, the model's own state after it.
+    """
     model: Tensor
 
 
 class SecondRun:
-    """A second run of one sample of every task through expert and model, layer by layer beside the first run.
-
-    The sample is alone in its batch, so that masks and positions are captured anew; other tokens lie under its padding;
-    tensors, states and calls are float64, or float32 on a device without it; both models start from the inputs and walk
-    on their own.
+    """A second run of one sample of every task through expert and model, layer by layer along with the first run. The
+    sample is alone in its batch, so that masks and positions are captured again; its padding has other tokens; tensors,
+    states and calls are float64, or float32 on a device without it; both models start from the inputs and run
+    independently.
 
     Args:
         sublayers: whether attention and MLP of every block are layers of their own.
@@ -56,12 +57,12 @@ class SecondRun:
         self._calls: dict[str, tuple[Call, Call]] = {}
         self._waiting: dict[str, list[SecondStates]] = {}
         self._model: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = {}, {}
-        """The model's block as it is stored, shared by all tasks, and in float64."""
+        """The model's block as it is stored, shared by all tasks, and a copy in float64."""
 
     def states(self, crossing: LayerTransition) -> SecondStates:
         """Return a sample's states as the first run should have computed them; call it layer after layer.
 
-        Tensors of one layer are in memory twice more in float64: the expert's and the model's.
+        Needs memory for the expert's and the model's tensors of one layer in float64.
         """
         task, place = crossing.task, crossing.place
         if place.block is None:
@@ -89,7 +90,7 @@ class SecondRun:
         return SecondStates(row, before, *(stage.state(call, inputs) for call in (expert, on_expert, model)))
 
     def _run_block(self, task: str, stage: Stage, block: Block, place: LayerPlace) -> list[SecondStates]:
-        """Return the states around the block or around each of its sublayers, and move both streams after it."""
+        """Return the states before and after the block, or each of its sublayers, and move both streams after it."""
         (row, inputs), (expert, model) = self._samples[task], self._calls[task]
         stored, read = place.tensors
         # Converted once for all tasks: the model's block is the same for each.
@@ -136,7 +137,9 @@ class SecondRun:
 
 
 def _pick_sample(batch: Batch, dtype: torch.dtype) -> tuple[int, Batch]:
-    """Return the row of the sample with most padding, and its inputs in a dtype, with other tokens as padding."""
+    """Return the row of the sample with the most padding, and its inputs in a dtype, with
+    other tokens in the padding.
+    """
     mask, ids = batch.get("attention_mask"), batch.get("input_ids")
     row = 0 if mask is None else int(mask.sum(1).argmin())
     one = {name: t[row : row + 1].to(dtype) if t.is_floating_point() else t[row : row + 1] for name, t in batch.items()}

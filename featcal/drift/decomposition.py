@@ -30,11 +30,11 @@ def decompose(
     sublayers: bool = False,
     attribution: bool = False,
 ) -> dict[str, TaskDrift]:
-    """Split the drift of a model from experts, whose passes are given, layer by layer (Prop. 1).
+    """Split the drift of a model from the experts into mismatch and propagation, layer by layer (Prop. 1).
 
     Each layer runs three times per task: the expert on its own features, the model on its own, and the model on the
-    expert's, which separates mismatch from propagation. One sample per task does so a second time, in float64 and by
-    other means (`SecondRun`): the residuals measure the distance of the two computations.
+    expert's, which separates mismatch from propagation. One sample per task runs a second time, in float64 and in
+    another way (`SecondRun`); the residuals are the distance of the two computations.
     """
     records = {task: Record(attribution) for task in experts}
     layers = len(run.adapter.blocks()) * (2 if sublayers else 1) + len(run.adapter.stages) + 1
@@ -56,7 +56,7 @@ def decompose(
 
 
 def map_last_layer(features: TaskFeatures, model: Weights) -> TaskFeatures:
-    """Apply the maps of a model that follow all other layers to the features of the model below them."""
+    """Apply a model's maps of final features, which follow all other layers, to the features of the model below."""
     expert = features.expert_features
     pair = expert, map_features(model, features.task, features.model_features)
     expert, reached = checked_features(features.task, [pair])
@@ -66,10 +66,9 @@ def map_last_layer(features: TaskFeatures, model: Weights) -> TaskFeatures:
 
 
 def measure_total_drift(run: Run, model: Weights, experts: Mapping[str, ExpertPass]) -> dict[str, TaskFeatures]:
-    """Return the drift of all layers and the final features without splitting the drift.
-
-    The numbers equal those of `decompose` over all tokens and whole blocks; its run of the model on the expert's
-    features is saved.
+    """Return the drift of all layers and the final features, without splitting the drift. Use it where the parts are
+    not needed: the numbers equal those of `decompose` over all tokens and whole blocks, without the model's run on the
+    expert's features.
     """
     norms: dict[str, dict[str, list[tuple[Tensor, Tensor]]]] = {task: {} for task in experts}
     final: dict[str, list[tuple[Tensor, Tensor]]] = {task: [] for task in experts}

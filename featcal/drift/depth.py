@@ -1,7 +1,7 @@
 """Read decisions through depth: the model's final norm and head on the state after every block.
 
-A head is made for the last layer alone; after earlier blocks its scores say where the decision is on its way, not what
-a block "thinks".
+A head is made for the last layer alone; after earlier blocks its scores show how the decision develops, not what a
+block "thinks".
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class DepthDecisions:
 
     layers: tuple[str, ...]
     answers: Int[Tensor, "layers n top"]
-    """The classes, or first tokens, with the largest scores, the largest first."""
+    """Classes, or first tokens, with the largest scores, in descending order."""
     chances: Float[Tensor, "layers n top"]
-    """Their softmax over all scores."""
+    """Softmax probabilities of these answers, over all scores."""
     words: Mapping[int, str]
-    """Names of all answers here: class names, or the words of tokens."""
+    """Text of every answer in `answers`: class names, or the words of tokens."""
     beside: DepthDecisions | None = None
-    """The decisions of the expert; None if these are its own."""
+    """The decisions of the expert; None if these are the expert's."""
 
     @property
     def agreement(self) -> Float[Tensor, " layers"]:
@@ -44,23 +44,24 @@ class DepthDecisions:
 
     @property
     def turning_points(self) -> Int[Tensor, " n"]:
-        """Return the position of the first block after which the decision stays the model's final one."""
+        """Return the position of the first block from which on the decision equals the model's final one."""
         first = self.answers[:, :, 0]
         # How many blocks, counted from the last, have the final decision without a break.
         kept = (first == first[-1]).long().flip(0).cumprod(0).sum(0)
         return len(self.layers) - kept
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return one row per block: agreement, the expert's own agreement, and the share of samples that have turned by
-        then."""
+        """Return one row per block: agreement, the expert's own agreement, and the share of
+        samples with their final decision by then.
+        """
         turned = [float((self.turning_points <= place).double().mean()) for place in range(len(self.layers))]
         both = self.agreement.tolist(), (self.beside or self).agreement.tolist()
         rows = zip(self.layers, *both, turned, strict=True)
         return [dict(zip(("layer", "agreement", "expert_agreement", "turned"), row, strict=True)) for row in rows]
 
     def course(self, sample: int) -> list[dict[str, Any]]:
-        """Return one row per block and top answer of a sample: whose it is ("expert" or "model"), layer, rank from 1,
-        answer and its probability; the expert's first.
+        """Return one row per block and top answer of a sample: model ("expert" or "model"), layer, rank from 1, answer
+        and its probability; the expert's rows first.
 
         Raises:
             InputError: there is no such sample.
@@ -83,7 +84,7 @@ def read_decisions(
 
     Args:
         features: by layer in forward order (`models.features.depth_features`).
-        words: names answers.
+        words: returns the text of an answer.
     """
     found = []
     for one in features.values():

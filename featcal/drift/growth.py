@@ -14,7 +14,7 @@ class Growth:
     """Growth of the incoming drift through one residual layer; one number per sample."""
 
     gamma: Float[Tensor, " n"]
-    """||p|| / ||e_before|| - 1, by which the layer itself stretches the incoming drift (Eq. 34)."""
+    """||p|| / ||e_before|| - 1, by which the layer itself increases the incoming drift (Eq. 34)."""
     eta: Float[Tensor, " n"]
     """||m|| / ||e_before||: the new mismatch on the same scale (Eq. 35)."""
     ratio: Float[Tensor, " n"]

@@ -1,4 +1,4 @@
-"""Measure the local mismatch inside a block: of every linear map by itself, on the inputs of the expert's own map."""
+"""Measure the local mismatch inside a block: of every linear map separately, on the inputs of the expert's own map."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ from featcal.models.walk import BlockwiseForward
 
 @dataclass(frozen=True)
 class MapMismatch:
-    """One linear map of a block on one task; one number per sample, norms over all of its tokens but padding."""
+    """One linear map of a block on one task; one number per sample, with norms over all tokens except padding."""
 
     layer: str
-    """The block."""
+    """Name of the block in tables."""
     map: str
-    """Its name inside the block."""
+    """Name of the linear map inside the block."""
     mismatch: Float[Tensor, " n"]
     """||(W_model - W_expert) x + b_model - b_expert||, where x is the input of the expert's map on its own features."""
     expert_norm: Float[Tensor, " n"]
     """||W_expert x + b_expert||."""
     changed: float | None
-    """Share of the map in the squared change of the block's linear maps since the merge (or since another model that
-    was calibrated); the shares of a block sum to 1. None if none of them changed."""
+    """Share of the map in the squared change of the block's linear maps by calibration, compared with the model before
+    it; the shares of a block sum to 1. None if no map of the block changed.
+    """
 
     def to_json(self) -> dict[str, Any]:
         """Return the row of the public document; norms are means over samples."""
@@ -71,7 +72,7 @@ def map_mismatches(
     every model's router sends them other tokens.
 
     Args:
-        before: the model from which changes are counted.
+        before: the model with which weights are compared for `changed`.
     """
     shares = {block.name: change_shares(block, before, model) for block in run.adapter.blocks()}
     found: dict[str, list[MapMismatch]] = {task: [] for task in experts}
@@ -118,7 +119,7 @@ def _batch_norms(
 
     Args:
         own: the model's tensors of the block, placed.
-        counted: the tokens that are not padding, by weighting.
+        counted: the tokens except padding, by weighting.
     """
     block, samples = stage.blocks[index], len(stage.state(step.call, batch))
     for name, expert in step.outputs.items():

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeatureDrift:
-    """The drift of one layer's features on one task; one number per sample, norms over the whole token state."""
+    """The drift of one layer's features on one task; one number per sample, with norms over the whole token state."""
 
     layer: str
     drift: Float[Tensor, " n"]
     """||e||, e = h_model - h_expert (Eq. 2)."""
     expert_norm: Float[Tensor, " n"]
-    """||h_expert||."""
+    """Norm of the expert's features, ||h_expert||."""
 
     @property
     def relative_drift(self) -> float:
@@ -56,9 +56,9 @@ class LayerDrift(FeatureDrift):
     alignment: Float[Tensor, " n"]
     """Cosine of m and p: below 0 they cancel. 0 where either vanishes."""
     residual: Float[Tensor, " k"]
-    """max(||m - m'||, ||p - p'||) / ||e|| for the samples that were run a second time: m' and p' are computed in
-    float64 and by other means (`SecondRun`). A residual above rounding means that the parts are not those of Prop.
-    1."""
+    """max(||m - m'||, ||p - p'||) / ||e|| for the samples that run a second time: m' and p' are computed in float64 and
+    in another way (`SecondRun`). A residual above rounding means that one of the two computations is wrong.
+    """
     response: Float[Tensor, " n"] | None
     """Cosine of r = p - e_before and e_before: below 0 the residual branch compensates the incoming drift, above 0 it
     amplifies it (Prop. 4). None if the layer has no skip connection."""
@@ -68,15 +68,16 @@ class LayerDrift(FeatureDrift):
 
 @dataclass(frozen=True)
 class Attribution:
-    """The final drift attributed to the layers that caused it; rows are layers in forward order (Prop. 2)."""
+    """The final drift divided among the layers that caused it; rows are layers in forward order (Prop. 2)."""
 
     inner: Float[Tensor, "layers n"]
-    """<c_l, e_L>: layer l's local mismatch, pushed through all later layers, along the final drift."""
+    """<c_l, e_L>: layer l's local mismatch, propagated through all later layers, along the final drift."""
     quality: Float[Tensor, "steps n"]
-    """|<r, v>| / (||p|| ||v||) of every layer after the first, v being the final drift taken back to the layer: the
-    quadrature's error, before the secant correction, in what is booked."""
+    """|<r, v>| / (||p|| ||v||) of every layer after the first, where v is the final drift propagated back to the layer:
+    the quadrature's relative error before the secant correction.
+    """
     final_square: Float[Tensor, " n"]
-    """||e_L||^2."""
+    """Squared norm of the final drift, ||e_L||^2."""
 
     @property
     def shares(self) -> Float[Tensor, " layers"]:
@@ -149,8 +150,9 @@ class TaskDrift(TaskFeatures):
         return [grown[layer.layer] for layer in reversed(tail)]
 
     def margins(self) -> list[dict[str, Any]]:
-        """Return one row per sample: index, the expert's margin mu, the model's own, largest score change, certified,
-        agrees, correct (Eq. 44); no rows if scores were not measured."""
+        """Return one row per sample: index, the expert's margin mu, the model's margin, largest score change,
+        certified, agrees, correct (Eq. 44); no rows if scores were not measured.
+        """
         if self.output is None:
             return []
         change = (self.output.model_scores - self.output.expert_scores).abs().amax(1)

@@ -1,4 +1,6 @@
-"""Count from shapes how much of a measurement fits into memory at once, within a limit or the machine's free memory."""
+"""Compute from shapes how much of a measurement fits into memory at once, within a limit or
+the machine's free memory.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ from featcal.system.errors import InputError
 from featcal.system.progress import SLACK, half_of_available_bytes, rss_bytes
 
 _HEAD = 64
-"""Channels of an attention head, assumed to count scores."""
+"""Assumed channels of an attention head, for the size of attention scores."""
 _SHARES = 4
-"""Shares of the free bytes: one of four for token states, one for a forward pass, two for what batches leave at the
-layers for the way back."""
+"""Division of the free bytes into four shares: one for token states, one for a forward pass, two for the states and
+mismatches that batches store at the layers for the backward pass.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,13 @@ class SampleChunks:
     batch: int | None = None
     """Number of samples in one forward pass."""
     together: int | None = None
-    """Number of samples that go through the layers, and back, together."""
+    """Number of samples that go through the layers together, forward and backward."""
 
     @classmethod
     def plan(cls, run: Run, experts: Mapping[str, ExpertPass], layers: int, attribution: bool) -> SampleChunks:
-        """Plan the sizes that fit: all samples at once without a limit, or with attribution as many as half of the free
-        memory holds."""
+        """Plan the sizes that fit: without a limit all samples at once; with attribution,
+        as many as half of the free memory holds.
+        """
         limit = run.store.budget
         if limit is None and not attribution:
             return cls()
@@ -57,7 +61,7 @@ class SampleChunks:
         return cls(batch, together)
 
     def parts(self, experts: Mapping[str, ExpertPass]) -> Iterator[dict[str, ExpertPass]]:
-        """Yield the samples in parts to walk one after the other, each of at most `together` samples."""
+        """Yield the samples in parts that run one after the other, each of at most `together` samples."""
         if self.batch is None:
             yield dict(experts)
             return
@@ -93,7 +97,9 @@ def measuring_store(adapter: Adapter, model: Weights, limit: int) -> ActivationS
 
 
 def _tensor_bytes(model: Weights) -> Callable[[str], int]:
-    """Return the bytes of a tensor by its name: the expert's and the model's, as stored, in float32 and in float64."""
+    """Return the bytes of a tensor by its name: of the expert's and the model's, as stored,
+    in float32 and in float64.
+    """
 
     def size(name: str) -> int:
         info = model.info[name]

@@ -21,16 +21,16 @@ LOSS_NODES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class OutputDrift:
-    """One model against one expert on n samples with C classes."""
+    """Comparison of one model with one expert on n samples with C classes."""
 
     expert_scores: Float[Tensor, "n c"]
     model_scores: Float[Tensor, "n c"]
     feature_drift: Float[Tensor, " n"]
     """||e_L|| of the final features, before normalisation."""
     lipschitz: Float[Tensor, " n"]
-    """B of Prop. 3: no score map moves faster anywhere on the segment between the two features."""
+    """B of Prop. 3: an upper bound of how fast a score map changes on the segment between the two features."""
     head_mismatch: Float[Tensor, " n"]
-    """delta of Eq. (7): ||psi_model(h_expert) - psi_expert(h_expert)||, 0 where both share the head."""
+    """delta of Eq. (7): ||psi_model(h_expert) - psi_expert(h_expert)||, 0 if both share the head."""
     loss_change: Float[Tensor, " n"]
     """Cross-entropy of the model minus the expert's, as the path integral of Eq. (41)."""
     gradient_norm: Float[Tensor, " n"]
@@ -56,18 +56,19 @@ class OutputDrift:
 
     @property
     def margin(self) -> Float[Tensor, " n"]:
-        """Return mu, the lead of the expert's first class over its second."""
+        """Return mu, the expert's largest score minus its second largest."""
         return top1_margin(self.expert_scores)
 
     @property
     def model_margin(self) -> Float[Tensor, " n"]:
-        """Return the lead of the model's first class over its second."""
+        """Return the model's largest score minus its second largest."""
         return top1_margin(self.model_scores)
 
     @property
     def is_certified(self) -> Bool[Tensor, " n"]:
-        """Say whether no score changed by half the margin or more, so that the decision is certainly the same (Eq.
-        44)."""
+        """Say whether all scores changed by less than half the margin, so that the decision
+        is certainly the same (Eq. 44).
+        """
         return (self.model_scores - self.expert_scores).abs().amax(1) < self.margin / 2
 
     @property

@@ -1,10 +1,10 @@
 """Measure the contribution of every layer's local mismatch to the final drift (Prop. 2).
 
-The part of layer l is <c_l, e_L>, with c_l its mismatch m_l pushed through all later layers by the path-averaged
-operators A_k of Eq. (19). It is measured from the other end: the final drift is pulled back, v_L = e_L and
-v_{k-1} = A_k^T v_k, and <c_l, e_L> = <m_l, v_l>, so that one derivative per layer serves all layers before it. A_k is
-formed by Gauss-Legendre nodes, vector-Jacobian products, and a rank-one secant correction, which makes
-A_k e_{k-1} = p_k hold exactly and the parts add up to the drift.
+The part of layer l is <c_l, e_L>, with c_l its mismatch m_l propagated through all later layers by the path-averaged
+operators A_k of Eq. (19). featcal computes it backwards, by propagating the final drift back through the layers: v_L =
+e_L and v_{k-1} = A_k^T v_k, and <c_l, e_L> = <m_l, v_l>, so that one derivative per layer serves all layers before it.
+A_k is computed by Gauss-Legendre nodes, vector-Jacobian products, and a rank-one secant correction, which makes A_k
+e_{k-1} = p_k hold exactly and the parts add up to the drift.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from torch import Tensor
 from featcal.drift.output import gauss_legendre
 
 Layer = Callable[[Tensor], Tensor]
-"""One layer of the model on a batch of states, with the rest of its call held fixed."""
+"""One layer of the model as a function of a batch of states, with all other arguments fixed."""
 
 NODES = 2
-"""Quadrature nodes. The secant correction closes the sum for any number, more make the split finer: on clip-mini
-2 differ from 8 by at most 6e-4 in any share, 3 by 1e-4, at half as much cost again."""
+"""Quadrature nodes. The secant correction makes the sum exact for any number; more nodes make the split more accurate:
+on clip-mini 2 differ from 8 by at most 6e-4 in any share, 3 by 1e-4, at half as much cost again.
+"""
 TINY = 1e-30
 
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """A layer of the model that one batch went through, for the way back."""
+    """A layer of the model after one batch passed it, stored for the backward pass."""
 
     layer: Layer
     before: tuple[Tensor, Tensor]
     """Expert's and model's states before the layer."""
     mismatch: Tensor
-    """m_k."""
+    """Local mismatch m_k of the layer."""
 
 
 @dataclass
 class Contributions:
-    """States and mismatches of one batch at every layer of the model, for the way back along its final drift."""
+    """States and mismatches of one batch at every layer of the model, for the backward pass along its final drift."""
 
     first: Tensor
     """m of the first layer, where all drift is its own mismatch, `[batch, ...]`."""
@@ -50,11 +51,11 @@ class Contributions:
 
     @classmethod
     def begin(cls, expert: Tensor, model: Tensor) -> Contributions:
-        """Return those of a batch after the first layer, given the states there."""
+        """Return the contributions of a batch after the first layer, given the states there."""
         return cls(model - expert, model - expert)
 
     def step(self, layer: Layer, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Take the batch through one layer of the model.
+        """Record the way of the batch through one layer of the model.
 
         Args:
             before: expert's and model's states before the layer.
@@ -65,8 +66,9 @@ class Contributions:
         self.drift = reached - own
 
     def book(self) -> Iterator[tuple[Tensor, Tensor] | None]:
-        """Go back through the layers, one at every turn, which is let go; yield None after each, and at last
-        <c_l, e_L>, `[layers, batch]`, and the quadrature's error, `[layers - 1, batch]`."""
+        """Go backwards through the layers, and release each one; yield None after each, and finally <c_l, e_L>,
+        `[layers, batch]`, and the quadrature's error, `[layers - 1, batch]`.
+        """
         along, drift = self.drift, self.drift  # v_k and e_k
         inner: list[Tensor] = []
         errors: list[Tensor] = []
@@ -94,8 +96,8 @@ def pull_back(
         along: v_k, a direction after the layer.
 
     Returns:
-        v_{k-1}, whose inner product with e_{k-1} is that of v_k with p_k; and by how much the quadrature alone misses
-        this, over ||p_k|| ||v_k||, per sample.
+        v_{k-1}, whose inner product with e_{k-1} is that of v_k with p_k; and the error of the quadrature alone in this
+        product, over ||p_k|| ||v_k||, per sample.
     """
     averaged = torch.zeros_like(drift)
     for t, weight in gauss_legendre(nodes):

@@ -1,4 +1,4 @@
-"""Check the numbers of samples that a measurement names."""
+"""Check the sample numbers that a measurement gets as arguments."""
 
 from __future__ import annotations
 

@@ -41,11 +41,13 @@ if TYPE_CHECKING:
 
 DEPLOYED = "prefix"
 SOURCES = (DEPLOYED, "stale", "merged", "expert")
-"""Sources of features. prefix: the source of Algorithm 1. stale: the previous block is not calibrated yet. merged: no
-block is calibrated. expert: the expert's own features."""
+"""Sources of features. prefix: all earlier blocks are calibrated, as in Algorithm 1. stale: the previous block is not
+calibrated yet. merged: no block is calibrated. expert: the expert's own features.
+"""
 INSIDE = "snapshot"
-"""Source that compares the block's snapshot with the inputs of its own calibrated modules, which the paper leaves
-out."""
+"""Source that the paper does not measure: the block's snapshot, compared with the inputs
+that its own calibrated modules produce.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class SourceExcess:
     """One group of linear maps fitted on one source."""
 
     block: str
-    """Its name in tables: `block 0`."""
+    """Name of the block in tables, such as `block 0`."""
     modules: str
     source: str
     excess: float
@@ -63,13 +65,17 @@ class SourceExcess:
     middle: float
     """[J_dep - J_src](W_src) + [J_src - J_dep](W_dep), an upper bound of the excess."""
     supremum: float
-    """2 max |J_dep - J_src| over both minimisers, the bound of Eq. (48) on the smallest class; loose."""
+    """2 max |J_dep - J_src| over both minimisers, the bound of Eq. (48) with the supremum
+    over just these two; loose.
+    """
     coupling: float
-    """Mean distance of (u, y) between the sources, token by token (the coupling of Eq. 49)."""
+    """Mean distance of the pairs (u, y) between the sources, token by token (the coupling of Eq. 49)."""
     minimum: float
-    """The deployed minimum J_dep(W_dep); `snapshot` has another deployed objective than the other sources."""
+    """The deployed minimum J_dep(W_dep); for `snapshot` the deployed objective differs from
+    that of the other sources.
+    """
     relative: float
-    """Excess over the deployed minimum."""
+    """Excess as a share of the deployed minimum."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +130,9 @@ def measure_sources(
             measurement.
 
     Raises:
-        InputError: the passes have another device or precision than `config`, or its recipe is not the paper's, whose
-            objectives these are.
-        NumericalError: an objective that has no single minimiser; names the maps.
+        InputError: the passes have another device or precision than `config`, or its recipe is not the paper's, for
+            which these objectives hold.
+        NumericalError: an objective has no single minimiser; the message names the maps.
     """
     if config.recipe != PAPER:
         raise InputError(f"feature sources need the recipe '{PAPER}': '{config.recipe}' has other objectives")
@@ -184,7 +190,8 @@ def _sources(
     own: Mapping[str, Tensor],
     models: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
 ) -> Iterator[tuple[dict[str, Mapping[str, Tensor]], Mapping[str, Tensor]]]:
-    """Yield every source's inputs of all linear maps, and the expert's outputs, batch by batch; all streams advance.
+    """Yield the inputs of all linear maps from every source, and the expert's outputs, batch by batch; all streams move
+    after the block.
 
     Args:
         own: the expert's tensors of the block.
@@ -224,7 +231,7 @@ def excess_frame(found: Sequence[SourceExcess]) -> pd.DataFrame:
 
 
 class _Book:
-    """The moments of one group from every source, summed over tasks."""
+    """The moments of one group of linear maps for every feature source, summed over tasks."""
 
     def __init__(self, group: LinearGroup, config: CalibrationConfig) -> None:
         self.group, self._config = group, config
@@ -257,7 +264,7 @@ class _Book:
         self._square += float(tokens.sum(expert.square().sum(1, keepdim=True)))
 
     def end_task(self, own: Mapping[str, Tensor]) -> None:
-        """Add one task, once for each deployed source whose omega weighs it."""
+        """Add one task, once for each deployed source, whose omega weights the task."""
         weight = self.group.stack(own, "weight")
         parts = {source: self._terms(moments, weight) for source, moments in self._task.items()}
         for deployed in (DEPLOYED, INSIDE):
@@ -269,7 +276,7 @@ class _Book:
         self._task, self._square = {}, 0.0
 
     def _terms(self, moments: TaskStatistics, weight: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Return (G, Y, k); k, the mean squared target, differs between sources through alpha."""
+        """Return (G, Y, k) of the objective; k, the mean squared target, differs between sources through alpha."""
         alpha = self._config.alpha
         target = moments.replay_targets(weight, alpha) / moments.weight
         gram = moments.gram.full(weight.dtype) / moments.weight

@@ -27,7 +27,7 @@ class Parts:
 
     @property
     def r(self) -> Float[Tensor, "n d"] | None:
-        """Return the residual branch's answer to the incoming drift (Eq. 28)."""
+        """Return r = p - incoming, the residual branch's response to the incoming drift (Eq. 28)."""
         return None if self.incoming is None else self.p - self.incoming
 
 

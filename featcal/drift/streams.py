@@ -1,4 +1,4 @@
-"""Walk expert and model side by side through every layer: embeddings, every block, final norm and projection."""
+"""Run expert and model side by side through every layer: embeddings, every block, final norm and projection."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class LayerTransition:
 
     task: str
     position: int
-    """Position of the batch among the task's."""
+    """Position of the batch among the batches of the task."""
     layer: str
     run: Layer | None
-    """The model's layer on any state before it; None for the first one, which starts from the sample."""
+    """The model's layer as a function of a state; None for the first layer, which starts from the sample."""
     before: States | None
-    """Expert's and model's states before the layer; None for the first one."""
+    """Expert's and model's states before the layer; None for the first layer."""
     after: States
-    """Their states after it; after the last layer the final features."""
+    """Expert's and model's states after the layer; after the last layer the final features."""
     skip: bool
     """True if the layer has a skip connection around all of it."""
     place: LayerPlace
@@ -64,7 +64,7 @@ class LayerTransition:
 
 
 class BlockTensors:
-    """The tensors of the block that was asked for last, read once for all tasks that share them."""
+    """The tensors of the block that was requested last, read once for all tasks that share them."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -80,16 +80,15 @@ class BlockTensors:
         return self._held
 
     def read_placed(self, block: Block, weights: Weights) -> dict[str, Tensor]:
-        """Return them as the forward takes them."""
+        """Return a model's tensors of a block as the forward takes them, by names inside."""
         return self.read(block, weights)[1]
 
 
 def cross(
     run: Run, model: Weights, experts: Mapping[str, ExpertPass], sublayers: bool = False
 ) -> Iterator[LayerTransition]:
-    """Yield every batch of every task at every layer, in forward order of the layers; use it inside `walking`.
-
-    For every batch, the sublayers of a block follow each other.
+    """Yield every batch of every task at every layer, in forward order of the layers; use it inside `walking`. The
+    sublayers of a block are yielded one after the other for a batch, before the next batch.
 
     Args:
         sublayers: whether attention and MLP of every block are layers of their own.
@@ -120,7 +119,7 @@ def cross(
 
 @dataclass(frozen=True)
 class _Both:
-    """One batch of a task that went through a block on both streams."""
+    """One batch of a task after it passed a block on both streams."""
 
     task: str
     position: int
@@ -130,7 +129,7 @@ class _Both:
     batch: Batch
     place: LayerPlace
     tensors: Callable[[], Mapping[str, Tensor]]
-    """Reads the model's tensors of the block, placed: a layer that runs long after the walk holds none."""
+    """Reads the model's tensors of the block, placed; so a layer that is used long after the walk holds none."""
 
     def whole(self) -> LayerTransition:
         """Return the transition of the model through the whole block."""
@@ -192,7 +191,8 @@ def _layer(
 
 
 def _enter_stage(adapter: Adapter, stage: Stage, one: ExpertPass, entering: StageInputs) -> LayerTransition:
-    """Return the transition into a stage: embeddings, and for a later stage the connection from the stage before.
+    """Return the transition into a stage: embeddings, and for a later stage also the connection from the previous
+    stage.
 
     Args:
         one: the task's samples.

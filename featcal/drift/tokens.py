@@ -31,17 +31,18 @@ class Token(NamedTuple):
     """One token of a sample's state."""
 
     part: str
-    """Its part of the sample: "class token", "picture", "text", "prompt", "encoder" or "decoder" of an encoder-decoder,
-    and after the head "final feature"."""
+    """Part of the sample to which the token belongs: "class token", "picture", "text", "prompt", "encoder" or
+    "decoder" of an encoder-decoder, and after the head "final feature".
+    """
     position: int
-    """Its place within that part, from 0; patches are counted row by row."""
+    """Position within that part, from 0; patches are numbered row by row."""
     word: str | None
     """The token in its tokenizer's spelling; None for tokens that are not text."""
 
 
 @dataclass(frozen=True)
 class LayerTokens:
-    """The tokens after one layer: a tensor `[tokens]` per sample, without padding and so of different lengths."""
+    """The tokens after one layer: for every sample a tensor `[tokens]` without padding, so lengths differ."""
 
     layer: str
     tokens: tuple[tuple[Token, ...], ...]
@@ -85,10 +86,9 @@ class TokenDrift:
 
 
 def token_drift(run: Run, model: Weights, experts: Mapping[str, ExpertPass], words: Words) -> dict[str, TokenDrift]:
-    """Return, by task, the drift of a model from the experts, token by token, from one walk of both.
-
-    `decompose` takes norms of the same states, so they hold all tokens that later layers see: the decoder of an
-    encoder-decoder reads its own tokens and the encoder's. After the head a sample has one feature and no tokens.
+    """Return, by task, the drift of a model from the experts, token by token, from one walk of both. The states are
+    those of `decompose`, with all tokens that later layers read: for the decoder of an encoder-decoder, its own tokens
+    and the encoder's. After the head a sample has one feature and no tokens.
     """
     found: dict[str, dict[str, list[LayerTokens]]] = {task: {} for task in experts}
     read: dict[tuple[str, str, int], _Named] = {}

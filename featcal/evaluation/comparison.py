@@ -201,7 +201,7 @@ def compare_scores(a: Scores, b: Scores, draws: int = DRAWS, seed: int = SEED) -
     if draws < 1:
         raise InputError(f"draws is at least 1, not {draws}")
     if (a.suite, a.split, set(a.tasks)) != (b.suite, b.split, set(b.tasks)):
-        raise InputError(f"{a.model} and {b.model} were not scored on the same tasks of one split; score both anew")
+        raise InputError(f"{a.model} and {b.model} were not scored on the same tasks of one split; score both again")
     for task in a.tasks:
         check_same(f"task '{task}'", a.tasks[task], b.tasks[task])
     pairs = [_Pair(task, a.tasks[task], b.tasks[task]) for task in a.tasks]
@@ -225,7 +225,9 @@ def check_same(where: str, a: TaskScore, b: TaskScore) -> None:
     if a.metric != b.metric:
         raise InputError(f"{where}: scored by {a.metric} and by {b.metric}, which cannot be compared sample by sample")
     if _to_list(a.labels) != _to_list(b.labels):
-        raise InputError(f"{where}: the scores are of different samples; score both on one split, samples and seed")
+        raise InputError(
+            f"{where}: the scores are of different samples; score both on the same split, samples and seed"
+        )
 
 
 def drawn_means(turned: NDArray[np.int64], draws: int, rng: np.random.Generator) -> Array:

@@ -144,7 +144,7 @@ class ModuleHead:
 
     module: nn.Module
     tensors: Mapping[str, Tensor]
-    """By name in the module."""
+    """Tensors of the head by name in the module."""
     classes: tuple[str, ...]
 
     def scores(self, features: Float[Tensor, "n k"]) -> Float[Tensor, "n c"]:

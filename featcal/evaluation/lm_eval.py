@@ -1,4 +1,4 @@
-"""Run lm-evaluation-harness on a checkpoint, as a process of its own, and read its results file."""
+"""Run lm-evaluation-harness on a checkpoint, in a separate process, and read its results file."""
 
 from __future__ import annotations
 

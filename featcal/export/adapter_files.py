@@ -42,7 +42,7 @@ class LowRankDifference:
     end: Weights
     """The model that the adapter makes of it."""
     products: Mapping[str, Factors]
-    """By canonical name of the weight of a linear map: B A, its whole difference."""
+    """Products B A, each the whole difference of a linear map, by canonical name of its weight."""
     whole: Collection[str]
     """Names of all other tensors that differ."""
 
@@ -61,7 +61,7 @@ class ModuleLayout:
     """The modules of the library's class of a model, found by the canonical names of their tensors.
 
     Raises:
-        InputError: not a model of transformers, or a configuration that is invalid.
+        InputError: the model is not one of transformers, or its configuration is invalid.
     """
 
     def __init__(self, adapter: Adapter, located: Located) -> None:
@@ -236,7 +236,9 @@ def _verify(folder: Path, adapter: Adapter, change: LowRankDifference) -> None:
             limit = 4 * torch.finfo(wanted[name].dtype).eps * float(wanted[name].abs().max())
             # Written so that NaN fails too.
             if not apart <= limit:
-                raise NumericalError(f"{folder}: over its start the adapter gives another '{name}', by {apart:.1e}")
+                raise NumericalError(
+                    f"{folder}: with the adapter, tensor '{name}' differs from the model's by {apart:.1e}"
+                )
 
 
 def _parts(adapter: Adapter) -> Iterator[list[str]]:

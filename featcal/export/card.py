@@ -184,7 +184,7 @@ def _models_on_hub(suite: Suite) -> list[HubModel]:
 
 
 def find_on_hub(ref: str, suite: Suite) -> HubModel | None:
-    """Return the model on the Hub behind a reference; None if it is, or may be, a local folder."""
+    """Return the model on the Hub that a reference names; None if it is, or may be, a local folder."""
     found = hub_model(ref)
     return None if found is None or (suite.root / ref).exists() else found
 

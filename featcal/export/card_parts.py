@@ -78,11 +78,11 @@ def load_card(folder: Path) -> ModelCard:
         return ModelCard.load(file)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())
-        raise InputError(f"{file}: its front matter cannot be read ({why}); mend it") from error
+        raise InputError(f"{file}: its front matter cannot be read ({why}); correct it") from error
 
 
 def save_card(folder: Path, text: str) -> None:
-    """Write the card of a folder, whole or not at all; InputError if the disk refuses."""
+    """Write the card of a folder, whole or not at all; raise InputError if the disk is full or not writable."""
     file = folder / CARD_FILE
     try:
         put(file, text)

@@ -35,7 +35,7 @@ from featcal.system.errors import InputError, NumericalError
 
 
 def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
-    """Write the model behind `source` as a folder in the given layout.
+    """Write the model that `source` names as a folder in the given layout.
 
     A model that already has the layout is rewritten in it (`rewrite`). A conversion needs a whole CLIP: both towers,
     their projections and the logit scale. Values and dtypes do not change.
@@ -51,7 +51,7 @@ def convert(source: str | Path, out: str | Path, layout: str) -> dict[str, Any]:
         by its own library.
 
     Raises:
-        InputError: not a model that the other layout can hold; lists all reasons.
+        InputError: not a model that the other layout can hold; the message lists all reasons.
         NumericalError: the two libraries do not agree; nothing is written.
     """
     if layout not in LIBRARIES:

@@ -83,8 +83,8 @@ def unpacked_maps(adapter: Adapter, config: Mapping[str, Any], packed: Collectio
         left += [] if same else [name]
     if found != own or len(own) != sum(1 for m in model.modules() if isinstance(m, torch.nn.Linear)) - len(left):
         raise InputError(
-            f"quantize: {named} of transformers calls the linear maps of a {adapter.family} model otherwise than its "
-            "files; leave quantize out"
+            f"quantize: {named} of transformers has other names for the linear maps of a {adapter.family} model than "
+            "its files; leave quantize out"
         )
     return left
 

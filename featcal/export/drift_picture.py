@@ -31,7 +31,7 @@ Drift = Mapping[str, Mapping[str, float]]
 
 
 def write_drift_picture(drift: Drift, file: Path) -> None:
-    """Write `draw_drift` as a PNG file; InputError if the disk refuses."""
+    """Write `draw_drift` as a PNG file; raise InputError if the disk is full or not writable."""
     try:
         draw_drift(drift).save(file, "PNG")
     except OSError as error:

@@ -30,7 +30,7 @@ class UploadPlan:
 
     folder: Path
     repo: str
-    """`OWNER/NAME`."""
+    """Repository on the Hub, as `OWNER/NAME`."""
     files: Mapping[str, int]
     """Bytes of every file by its path in folder and repository."""
     card: str
@@ -109,7 +109,7 @@ def push_parcel(parcel: UploadPlan, private: bool = False) -> str:
         address = str(api.create_repo(parcel.repo, private=private or None, exist_ok=True))
         if private and not api.model_info(parcel.repo).private:
             raise InputError(
-                f"'{parcel.repo}' is there already and public; name another repository, or make it private"
+                f"'{parcel.repo}' already exists and is public; name another repository, or make it private"
             )
         api.create_commit(parcel.repo, added, commit_message=message)
         return address
@@ -153,12 +153,10 @@ def _require_finished(folder: Path) -> None:
     absolute = folder.absolute()
     half = next((one for one in (absolute, *absolute.parents[:1]) if one.name.endswith(PARTIAL)), None)
     if half is not None:
-        raise InputError(
-            f"{half} is half-written; finish it with --resume, or write it again, and push what comes of it"
-        )
+        raise InputError(f"{half} is incomplete; finish it with --resume or write it again, and push the result")
     if not folder.is_dir():
         beside = partial_folder(absolute)
-        more = f"; {beside.name} beside it is half-written: finish it with --resume" if beside.is_dir() else ""
+        more = f"; {beside.name} beside it is incomplete: finish it with --resume" if beside.is_dir() else ""
         raise InputError(f"no folder {folder}{more or '; name one that featcal has written'}")
 
 

@@ -57,7 +57,7 @@ def _models_in_memory(family: Family) -> dict[str, HeldModel]:
 
 
 def _find_model_in_memory(weights: Weights) -> HeldModel | None:
-    """Return the model in memory behind some weights; None if they come from elsewhere."""
+    """Return the model in memory to which some weights belong; None if they come from elsewhere."""
     while isinstance(weights, WrappedWeights):
         weights = weights.under
     return weights.held if isinstance(weights, HeldWeights) else None

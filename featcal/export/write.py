@@ -218,7 +218,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def _add_files(folder: Path, added: Mapping[str, bytes]) -> None:
-    """Write files into a model's folder; InputError if the disk refuses."""
+    """Write files into a model's folder; raise InputError if the disk is full or not writable."""
     for name, content in added.items():
         try:
             (folder / name).parent.mkdir(exist_ok=True)
@@ -231,12 +231,14 @@ def carry_companions(source: Path, target: Path, record: Mapping[str, Any]) -> N
     """Copy the files of single tasks that a model's record lists, and the picture of its card.
 
     Raises:
-        InputError: a file that the record lists is missing, or the disk refuses.
+        InputError: a file that the record lists is missing, or the disk is full or not writable.
     """
     parts = [one for one in (HEADS, ADAPTERS) if record.get(one)]
     listed = [name for name in record.get("written") or () if str(name).partition("/")[0] in parts]
     if missing := [name for name in listed if not (source / name).is_file()]:
-        raise InputError(f"{source}: without {some(missing)}, which its {RECORD_FILE} names; get the folder whole")
+        raise InputError(
+            f"{source}: {some(missing)} is missing, which its {RECORD_FILE} names; get the complete folder"
+        )
     try:
         for part in parts:
             shutil.copytree(source / part, target / part)

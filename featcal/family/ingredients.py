@@ -48,7 +48,7 @@ class LayerContents:
     explained: float
     """||sum_i c_i tau_i||."""
     base: float
-    """||theta_0||."""
+    """Norm of the base's weights, ||theta_0||."""
     rounding: float
     """Norm of the rounding error of storing the merge, estimated as uniform errors of half a unit in the last place."""
     zeros: tuple[str, ...]
@@ -67,7 +67,7 @@ class Makeup:
     """Ingredients of a merged model, layer by layer and as a whole."""
 
     layers: tuple[LayerContents, ...]
-    """In forward order: embeddings, blocks, and the layers after them."""
+    """Layers in forward order: embeddings, blocks, and the layers after them."""
     start: str = "the base"
     """Name of the start of differences: the base, or an expert if the base is not known."""
     is_base_known: bool = True

@@ -176,7 +176,8 @@ class Family:
         """
         if drawn.class_names is None:
             raise InputError(
-                f"task '{drawn.task}': no class names, of which prompts for the text tower are made; give 'classes' in "
+                f"task '{drawn.task}': no class names, from which prompts for the text tower are made; give 'classes' "
+                "in "
                 "the suite file, or leave 'text_tower' out"
             )
         texts = class_prompts(drawn.class_names, self.suite.task(drawn.task).templates)
@@ -223,7 +224,7 @@ class Family:
         spec = self.suite.task(task)
         source = spec.calibration and spec.calibration.self_generated
         if not source:
-            raise InputError(f"task '{task}': its expert is not asked to write its calibration samples")
+            raise InputError(f"task '{task}': its calibration samples are not a source of the kind 'self_generated'")
         preparation = self._preparation()
         prompt_ids(source, spec, preparation)
         expert, key = self.experts[task], (task, self.compute.dtype)

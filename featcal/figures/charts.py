@@ -130,7 +130,7 @@ pieces, since later pieces keep the result of the last exact run. Nothing after 
 """
 
 ACCURACY_BY_SCORES = {"prompts": ACCURACY, "vocabulary": ACCURACY_OF_TEXT, "own": ACCURACY_OF_HEADS}
-"""By the kind of a model's scores (`Adapter.scores_with`)."""
+"""Sentences on scores by the kind of a model's scores (`Adapter.scores_with`)."""
 
 
 def drift_layers(frames: Mapping[str, pd.DataFrame], relative: bool, chosen: str | None = None) -> go.Figure:

@@ -32,8 +32,8 @@ def maps_table(found: Mapping[str, Sequence[MapMismatch]], task: str, layer: str
 
 
 def agreement_table(found: Mapping[str, DepthDecisions]) -> pd.DataFrame:
-    """Return one row per block: agreement with the expert's final decision, the expert's own, and the share of samples
-    that have turned by then; means over tasks.
+    """Return one row per block: agreement with the expert's final decision, the expert's own agreement, and the share
+    of samples with their final decision by then; means over tasks.
 
     Args:
         found: by task.

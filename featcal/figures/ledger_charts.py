@@ -101,7 +101,7 @@ none.
 """
 
 OUTPUTS_BY_SCORES = {"prompts": OUTPUTS, "vocabulary": OUTPUTS_OF_TEXT, "own": OUTPUTS_OF_HEADS}
-"""By the kind of a model's scores (`Adapter.scores_with`)."""
+"""Sentences on scores by the kind of a model's scores (`Adapter.scores_with`)."""
 
 
 def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:

@@ -50,7 +50,7 @@ class Dots:
     numbers: Sequence[float] | None = None
     """The number of every sample that decides the colour."""
     coloured_by: str = ""
-    """The name of the property behind the colour; "" if colours mark models."""
+    """The name of the property that the colour shows; "" if colours mark models."""
     picked: Collection[int] = ()
     """Ids of the highlighted samples; with none all are highlighted."""
 

@@ -53,13 +53,15 @@ class PerSample:
     """`[n]`: it has the expert's decision."""
 
     def with_scores(self, data: Samples, score: TaskScore) -> PerSample:
-        """Return a copy with answers and their correctness; a first token is not an answer, but right or wrong."""
+        """Return a copy of the samples' data with answers and their correctness; of first
+        tokens only the correctness is shown.
+        """
         right = None if score.right is None else tuple(score.right.tolist())
         answers = None if score.metric == "first_token" else _words(data, score.predictions)
         return replace(self, answers=answers, right=right)
 
     def with_features(self, found: TaskFeatures) -> PerSample:
-        """Return a copy with drift and cosine of final features."""
+        """Return a copy of the samples' data with drift and cosine of final features."""
         return replace(self, drift=found.layers[-1].drift.numpy(), cosine=found.cosine.numpy())
 
 

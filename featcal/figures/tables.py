@@ -59,7 +59,7 @@ def task_table(table: pd.DataFrame, layer: str, relative: bool) -> pd.DataFrame:
 def score_table(scores: Mapping[str, Scores], pair: tuple[str, str] | None = None) -> pd.DataFrame:
     """Return one row per task and one for the average, one column per model, in percent.
 
-    A pair of models adds the difference in points, second minus first, and, beside experts, the share of the gap
+    A pair of models adds the difference in points, second minus first, and, next to experts, the share of the gap
     between the first and the expert that the second closed (missing where the expert is not better).
     """
     columns = {model: [*(s.value for s in one.tasks.values()), one.average] for model, one in scores.items()}
@@ -105,7 +105,7 @@ def describe_samples(features: Features) -> str:
 
 
 def raised_tasks(before: Features, after: Features) -> list[str]:
-    """Return the tasks whose final features are further from the expert's than before."""
+    """Return the tasks whose final features are further from the expert's after calibration than before it."""
     return [
         task
         for task, one in after.tasks.items()

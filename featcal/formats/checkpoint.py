@@ -26,7 +26,7 @@ from featcal.system.sandbox import require_links_inside, require_no_hub
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MOST_DIMENSIONS = 8
-"""Dimensions that a tensor may have; weights have at most four."""
+"""Largest number of dimensions of a tensor; weights have at most four."""
 Header = dict[str, tuple[tuple[int, ...], str]]
 """Shape and dtype code of every tensor of a file, by stored name."""
 
@@ -35,7 +35,7 @@ class Checkpoint:
     """Tensors of one folder by canonical name; only headers are read until `read` is called.
 
     Args:
-        folder: holds `model.safetensors`, or shards with `model.safetensors.index.json`, or the same of
+        folder: holds `model.safetensors`, or shards with `model.safetensors.index.json`, or the same for
             `pytorch_model.bin`, and `config.json`.
         label: name of the model in messages.
         canonical: maps a tensor's stored name to its canonical name; None leaves the tensor out.
@@ -103,14 +103,14 @@ class Checkpoint:
 
 
 def local_folder(ref: str, root: Path, label: str) -> Path:
-    """Return the local folder of a model reference, fetched from the Hub if need be.
+    """Return the local folder of a model reference, after fetching it from the Hub if needed.
 
     Args:
         ref: a folder relative to `root`, or a Hub id with an optional folder inside it and revision
             (`owner/name/folder@revision`).
 
     Raises:
-        InputError: neither a folder nor a model that the Hub or its local cache has.
+        InputError: the reference is neither a folder nor a model on the Hub or in its local cache.
     """
     folder = local_path(ref, root, label).resolve()
     if folder.is_dir():
@@ -146,8 +146,9 @@ def read_config(folder: Path, label: str) -> dict[str, Any]:
 
 
 def _weight_files(folder: Path, label: str) -> list[Path]:
-    """Return the files with a folder's weights: safetensors, else pickles by transformers' names, else the only
-    pickle."""
+    """Return the files with a folder's weights: safetensors; else pickles with
+    transformers' names; else a pickle, if there is only one.
+    """
     for single, index_name in ((SINGLE_FILE, INDEX_FILE), (PICKLED_FILE, PICKLED_INDEX)):
         if (folder / single).is_file():
             return [folder / single]
@@ -176,7 +177,7 @@ def shards(index: Any, what: str) -> list[str]:
         names = sorted(set(index["weight_map"].values()))
         # An index may come from a stranger: its shards must not lead out of the folder.
         if not names or any(Path(name).name != name or len(name) > 255 for name in names):
-            raise ValueError("it names files that lie beside it")
+            raise ValueError("it may name only files in its own folder")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise InputError(f"{what} is not a valid index of shards ({error})") from error
     return names
@@ -199,7 +200,9 @@ def _headers(folder: Path, label: str) -> dict[Path, tuple[Path, Header]]:
 
 
 def make_safetensors(file: Path, label: str) -> Path:
-    """Return the file itself, or the converted tensors of a pickle; raise InputError if it cannot be converted."""
+    """Return the file itself, or the converted tensors of a pickle; raise InputError if the
+    pickle cannot be converted.
+    """
     return file if file.suffix == ".safetensors" else convert_once(file, label)
 
 

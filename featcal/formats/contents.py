@@ -43,11 +43,11 @@ def tensor_digests(files: Iterable[Path]) -> dict[str, str]:
 
 
 def stored_tensor(files: Iterable[Path], name: str) -> Tensor:
-    """Return the tensor with a stored name from the first file that has it.
+    """Return the tensor with a stored name from the first file that contains it.
 
     Raises:
         InputError: a file cannot be read.
-        KeyError: no file has it.
+        KeyError: no file contains it.
     """
     for file in files:
         with open_file(file, file.name) as handle:

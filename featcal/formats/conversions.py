@@ -1,4 +1,4 @@
-"""Define the commands that convert a folder into one that featcal reads, for messages that refuse it."""
+"""Define commands that convert a folder into one that featcal reads, for the messages that refuse the folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _python(steps: Collection[str]) -> str:
 
 
 UNTIE = f"{_python(_UNTIE)} MODEL UNTIED"
-"""Command that gives a model a head of its own, for one whose head is tied to its embedding."""
+"""Command that gives a model a separate head, if its head is tied to its embedding."""
 _RUNS_CODE = ", where you trust it, since it is pickled and loading it can run code"
 _DEEPSPEED = "python -m deepspeed.utils.zero_to_fp32 FOLDER FOLDER --safe_serialization"
 _TRAINING_STATES = (
@@ -41,12 +41,13 @@ _TRAINING_STATES = (
     (r".*\.distcp", "FSDP", _RUNS_CODE, "accelerate merge-weights FOLDER FOLDER"),
     (r".*\.ckpt", "Lightning", ", reading tensors only", f"{_python(_LIGHTNING)} FOUND FILE"),
 )
-"""Files and folders that a training run leaves instead of a model: the tool, a remark, and the command that converts
-them."""
+"""Files and folders of a training run that are not a model yet: the tool, a remark, and the
+command that converts them.
+"""
 
 
 def explain_training_state(folder: str | Path, names: Collection[str]) -> str:
-    """Explain the training state in a folder, and how to make a model of it; "" if there is none.
+    """Explain the training state in a folder, and how to convert it to a model; "" if there is none.
 
     Args:
         names: names of the files and folders inside; whole weights among them count as the model.
@@ -64,7 +65,8 @@ def explain_training_state(folder: str | Path, names: Collection[str]) -> str:
 
 
 def untie_base(aliases: Mapping[str, str]) -> str:
-    """Explain how to give the base a head of its own, if only its head is tied to its embedding; else "".
+    """Explain how to save a base whose head is tied to its embedding with a separate head; "" if more than the head is
+    tied.
 
     Args:
         aliases: other names of tensors that several modules share → those tensors.

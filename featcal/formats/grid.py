@@ -1,9 +1,9 @@
 """Read and pack quantised weights, integers times scales, in the layout "pack-quantized" of compressed-tensors.
 
-A linear map is stored as `weight_packed` (whole numbers of 4 or 8 bits, packed into int32), `weight_scale` (one scale
-per row and group of columns, in the dtype of the model) and `weight_shape`; `quantization_config` in config.json
-describes it. transformers and vLLM read it. The package compressed-tensors packs; `pip install featcal[quantize]`
-installs it.
+A linear map is stored as `weight_packed` (integers of 4 or 8 bits, packed into int32), `weight_scale` (one scale per
+row and group of columns, in the dtype of the model) and `weight_shape`; `quantization_config` in config.json describes
+it. transformers and vLLM read this layout. The package compressed-tensors does the packing; `pip install
+featcal[quantize]` installs it.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ class QuantizationGrid:
     """The possible values of weights: integers of `bits` bits times a scale, symmetric about 0."""
 
     bits: int
-    """4 or 8."""
+    """Bits of an integer: 4 or 8."""
     group: int
     """Columns of a row that share a scale; 0 for the whole row."""
 
     def columns(self, inputs: int) -> int:
-        """Return the number of columns that share a scale, in a matrix with so many."""
+        """Return the number of columns that share a scale, in a matrix with the given number of columns."""
         return self.group or inputs
 
     def scale(self, weight: Tensor) -> Tensor:
-        """Return the scale of every row `[m, 1]` for which its largest value is on the grid, or half a step beyond its
-        end; 1 for a row of zeros."""
+        """Return the scale of every row `[m, 1]` with which its largest value lies on the grid, or half a step
+        beyond the end of the grid; 1 for a row of zeros.
+        """
         largest = weight.abs().amax(dim=1, keepdim=True)
         return torch.where(largest > 0, largest / (2**self.bits - 1) * 2, 1.0)
 
@@ -84,7 +85,7 @@ class QuantizationGrid:
         """Return the entry of `config.json` for a model with packed linear maps.
 
         Args:
-            ignored: modules of the library's class that are linear maps and not packed.
+            ignored: linear maps of the library's class that are not packed.
         """
         require_packages("compressed_tensors", label="quantised weights")
         import compressed_tensors
@@ -154,19 +155,22 @@ def require_dense(config: Mapping[str, Any], label: str) -> None:
 
 
 def dense_names(stored: Sequence[str]) -> list[str]:
-    """Return the names of the dense tensors behind stored ones."""
+    """Return the names of the dense tensors that stored tensors represent."""
     return list(dict.fromkeys(name.removesuffix(_ending(name)) for name in stored))
 
 
 def _ending(stored: str) -> str:
-    """Return the ending of a stored part's name after the name of its weight; "" for other tensors."""
+    """Return the ending that a stored name has after the name of its weight; "" for tensors
+    that are not part of a packed weight.
+    """
     return next((end for end in (_PACKED, SCALE, _SHAPE) if stored.endswith(f".weight{end}")), "")
 
 
 @dataclass(frozen=True)
 class OnGrid(Overlay):
-    """A model with some quantised weights; `replaced` also has their scales, under the name of the weight with
-    "_scale"."""
+    """A model with some quantised weights; `replaced` also contains their scales, under the
+    name of the weight with "_scale".
+    """
 
     grid: QuantizationGrid
 
@@ -240,7 +244,7 @@ class PackedCheckpoint:
         return [f"{name}{SCALE}" for name in self._packed]
 
     def repeats(self, stored: str, name: str) -> bool:
-        """Say whether a tensor that was left out equals the tensor `name` in every value."""
+        """Say whether a redundant stored tensor equals the tensor `name` in every value."""
         return self._stored.repeats(stored, name)
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:

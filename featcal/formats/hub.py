@@ -21,7 +21,7 @@ from featcal.system.json_files import read_json
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
 """Patterns of the files of a model on the Hub with safetensors."""
 PICKLES = ["pytorch_model*.bin", "adapter_model.bin", "open_clip_pytorch_model.bin"]
-"""Patterns of the weights of a model without safetensors."""
+"""Patterns of the weight files of a model without safetensors."""
 CARD_FILE = "README.md"
 """A model's card; it is fetched for the licence."""
 RECIPE_FILE = "mergekit_config.yml"
@@ -29,9 +29,9 @@ RECIPE_FILE = "mergekit_config.yml"
 RECORD_FILE = "featcal.json"
 """The record that featcal writes beside a model."""
 HEADS, ADAPTERS = "heads", "adapters"
-"""Folders for single tasks that featcal writes beside the weights; also their keys in a record."""
+"""Folders that featcal writes beside the weights, with one entry per task; also their keys in a record."""
 _COMMIT = 40
-"""Digits of a commit."""
+"""Pattern of a commit: its hexadecimal digits."""
 _PART = r"(?!\.+(?:[/@]|$))[\w.-]+"
 """Pattern of a name between two slashes, other than `.` and `..`."""
 _ID = re.compile(rf"(?P<repo>[\w-][\w.-]*/{_PART})(?:/(?P<folder>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?")
@@ -44,7 +44,7 @@ class HubModel:
     ref: str
     """The reference as it was given."""
     repo: str
-    """`OWNER/NAME`."""
+    """Repository on the Hub, as `OWNER/NAME`."""
     folder: str
     """Path after the second slash; empty if the model is the whole repository."""
     revision: str | None
@@ -60,7 +60,7 @@ class HubModel:
 
     @property
     def task_patterns(self) -> list[str]:
-        """Return the files of single tasks to fetch, beside a record of featcal's."""
+        """Return the files of single tasks to fetch, besides a record of featcal."""
         return [self.path(f"{part}/*.safetensors") for part in (HEADS, ADAPTERS)]
 
     @property
@@ -113,8 +113,8 @@ def snapshot(model: HubModel, local_files_only: bool = False) -> Path:
     The folder does not exist if the repository has none of its name, and may lack files if the Hub was not asked.
 
     Raises:
-        OSError: every error of the Hub's client, but for an id that it refuses.
-        HFValidationError: that one.
+        OSError: any error of the Hub's client, except an id that it refuses.
+        HFValidationError: an id that the client refuses.
     """
     from huggingface_hub import snapshot_download
 
@@ -136,8 +136,9 @@ def snapshot(model: HubModel, local_files_only: bool = False) -> Path:
 
 @contextmanager
 def bar_of(ref: str) -> Iterator[type[tqdm]]:
-    """Return the class of progress bars for one fetch in the body of the `with`: of the client's bars only that of the
-    bytes is shown, on a terminal, if fetching takes longer than a moment."""
+    """Return the class of progress bars for one fetch inside the `with`: of the client's bars only the bar of bytes
+    is shown, on a terminal, if the fetch takes longer than a moment.
+    """
     made: list[tqdm] = []
 
     class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
@@ -157,7 +158,7 @@ def bar_of(ref: str) -> Iterator[type[tqdm]]:
             made.append(self)
 
         def refresh(self, *args: Any, **options: Any) -> None:
-            """Draw the bar, unless it has just begun: the client asks for it at once."""
+            """Draw the bar, unless it has just begun: the client calls this immediately."""
             if not self.disable and self._time() >= self.start_t + self.delay:
                 super().refresh(*args, **options)
 
@@ -172,8 +173,9 @@ def bar_of(ref: str) -> Iterator[type[tqdm]]:
 
 
 def cached_commit(repo: str, revision: str | None, kind: str = "model") -> str | None:
-    """Return the commit of a revision of a "model" or "dataset" in the Hub's cache, which a later fetch may change
-    unless the revision is a commit; None if it was not fetched."""
+    """Return the commit of a revision of a "model" or "dataset" in the Hub's cache, None if it was not fetched; a
+    later fetch may change it unless the revision is a commit.
+    """
     if (file := _reference_file(repo, revision, kind)) is None:
         return revision
     try:
@@ -245,7 +247,7 @@ def ask(ref: str, kind: str, question: Callable[[Any], Any]) -> Any:
         question: called with the Hub's client.
 
     Raises:
-        InputError: the Hub has no such model or data set, or it cannot be read.
+        InputError: the model or data set does not exist, or cannot be read.
         Unreachable: the Hub does not answer.
     """
     import huggingface_hub
@@ -266,7 +268,7 @@ def explain_hub_errors(ref: str, kind: str = "model") -> Iterator[None]:
     """Turn errors of the Hub's clients in the body of the `with` into one sentence.
 
     Raises:
-        InputError: says which part of `ref` is not available, why, and what to do.
+        InputError: a part of `ref` is not available; the message says which, why, and what to do.
     """
     limit_waits()
     try:

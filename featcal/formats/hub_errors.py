@@ -12,11 +12,11 @@ from urllib.parse import unquote, urlsplit
 
 T = TypeVar("T")
 _WAITS = (1.0, 2.0, 4.0, 8.0)
-"""Seconds between tries if the Hub does not ask for another wait."""
+"""Seconds between attempts, if the Hub does not ask for another wait."""
 _LONGEST_WAIT = 60.0
-"""Longest wait, in seconds, that the Hub can ask for; longer ones are reported instead."""
+"""Longest wait in seconds that featcal accepts from the Hub; longer ones are reported instead."""
 _PATIENCE = 20.0
-"""Seconds of a first try after which it is not repeated, because the clients have repeated it themselves."""
+"""Seconds of a first attempt after which it is not repeated, because the clients have already repeated it."""
 _TRANSPORTS = ("httpx", "httpx2", "httpcore", "httpcore2", "h11", "requests", "urllib3", "aiohttp", "socket", "ssl")
 _BROKEN = ("ProtocolError", "ReadError", "IncompleteRead", "ChunkedEncodingError", "ClientPayloadError")
 _AGAIN = "start again later: files that are whole are kept"
@@ -30,7 +30,7 @@ class Trouble:
     """The failure of the Hub or of this machine, as the end of a sentence."""
     remedy: str
     passes: bool = False
-    """True if the same request may succeed a moment later."""
+    """True if the same request may soon succeed."""
     wait: float | None = None
     """Seconds that the Hub asks to wait."""
 
@@ -50,7 +50,7 @@ class Unreachable(Exception):
 
 
 def find_trouble(error: BaseException) -> Trouble | None:
-    """Return the reason behind an error of the Hub's clients, or behind its cause; None for another error."""
+    """Return the reason of an error of the Hub's clients, or behind its cause; None for another error."""
     return next((trouble for one in causes(error) if (trouble := _read(one)) is not None), None)
 
 
@@ -133,8 +133,9 @@ def _asked_wait(error: BaseException) -> float | None:
 
 
 def limit_waits() -> None:
-    """Limit the time that the Hub's client waits for any answer to that for a file (`HF_HUB_DOWNLOAD_TIMEOUT`); by
-    itself it sends most requests without a limit."""
+    """Limit the time that the Hub's client waits for any answer to the time-out for files
+    (`HF_HUB_DOWNLOAD_TIMEOUT`); without this, the client sends most requests without a limit.
+    """
     from huggingface_hub import get_session
 
     hooks = get_session().event_hooks["request"]
@@ -143,7 +144,7 @@ def limit_waits() -> None:
 
 
 def _limit_wait(request: Any) -> None:
-    """Set a time-out for a request that has none, unless it sends content, which may take as long as it takes."""
+    """Set a time-out for a request that has none, unless it uploads content, which needs an unknown time."""
     from huggingface_hub import constants
 
     asks = request.method in ("GET", "HEAD") or "/paths-info/" in request.url.path

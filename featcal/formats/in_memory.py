@@ -39,7 +39,7 @@ class HeldModel:
         tools: tokenizers and processors of transformers.
 
     Raises:
-        InputError: another object, or a model whose tensors are quantised, elsewhere (offloaded) or those of adapters.
+        InputError: the object is not such a model, or its tensors are quantised, offloaded or belong to adapters.
     """
 
     def __init__(self, model: Any, label: str, tools: Iterable[Any] = ()) -> None:
@@ -64,7 +64,7 @@ class HeldModel:
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def is_unchanged(self) -> bool:
-        """Say whether every tensor is unchanged since the model was given."""
+        """Say whether every tensor is the same as when the object was made."""
         return self.tensors_digest() == self.content
 
 
@@ -110,10 +110,10 @@ class HeldLocated(Located):
 
 
 def locate_held(reference: str, label: str) -> HeldLocated:
-    """Find the model in memory behind a reference.
+    """Find the model in memory that a reference names.
 
     Raises:
-        InputError: it no longer exists, was changed, or is samples.
+        InputError: the object no longer exists, was changed, or is not a model but samples.
     """
     model = find_held(reference, label)
     if not isinstance(model, HeldModel):
@@ -140,7 +140,7 @@ _by_folder: WeakValueDictionary[Path, HeldModel] = WeakValueDictionary()
 
 
 def model_beside(folder: Path) -> HeldModel | None:
-    """Return the model in memory of a folder; None for the folder of a checkpoint."""
+    """Return the model in memory to which a folder belongs; None for the folder of a checkpoint."""
     return _by_folder.get(folder)
 
 
@@ -192,7 +192,7 @@ def _write_beside(model: Any, tools: Iterable[Any], folder: Path, label: str) ->
     """Write all files that `save_pretrained` of the model and of its tools would write, except weights.
 
     Raises:
-        InputError: a tool that is none of transformers, or settings of generation that transformers does not save.
+        InputError: a tool is not one of transformers, or transformers refuses to save the generation settings.
     """
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
@@ -203,8 +203,8 @@ def _write_beside(model: Any, tools: Iterable[Any], folder: Path, label: str) ->
             model.generation_config.save_pretrained(folder)
         except ValueError as error:
             why = shorten(" ".join(str(error).split()), 200)
-            raise InputError(f"{label}: its generation_config contradicts itself ({why}); mend it") from error
+            raise InputError(f"{label}: its generation_config contradicts itself ({why}); correct it") from error
     for tool in tools:
         if not hasattr(tool, "save_pretrained") or hasattr(tool, "state_dict"):
-            raise InputError(f"{label}: a {type(tool).__name__} is no tokenizer or processor of transformers")
+            raise InputError(f"{label}: a {type(tool).__name__} is not a tokenizer or processor of transformers")
         tool.save_pretrained(folder)

@@ -21,8 +21,8 @@ from featcal.system.errors import InputError, NumericalError
 def load_pretrained(model_class: Any, folder: Path) -> tuple[Any, dict[str, Any]]:
     """Return the model (float32, eval mode) and transformers' loading report; nothing else goes to stderr.
 
-    Tensors of another shape are in the report as `mismatched_keys`. The folder of a model in memory has no weights:
-    they are the model's own. Packed weights are unpacked.
+    Tensors of another shape are listed in the report as `mismatched_keys`. For the folder of a model in memory, which
+    has no weights, the model's own tensors are used. Packed weights are unpacked.
     """
     held = model_beside(folder)
     options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -78,7 +78,7 @@ def model_of(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
 
 @contextmanager
 def _quietly(folder: Path) -> Iterator[None]:
-    """Run one load at a time, without progress bars and advice on stderr; errors name the folder."""
+    """Run one load at a time, without progress bars and advice on stderr; error messages name the folder."""
     from transformers.utils import logging
 
     with _loading:
@@ -97,8 +97,9 @@ def _quietly(folder: Path) -> Iterator[None]:
 
 
 _loading = threading.Lock()
-"""Lock while transformers loads: it replaces torch's initialisers for the whole process, and a second load at the same
-time would restore the wrong ones."""
+"""Lock that is held while transformers loads: loading replaces torch's initialisers for the whole process, and a
+second load at the same time would restore the wrong ones.
+"""
 
 
 def load_complete(model_class: Any, folder: Path) -> Any:

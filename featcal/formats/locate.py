@@ -1,4 +1,4 @@
-"""Find the model behind a reference in a suite file, whatever layout its files have."""
+"""Find the model for a reference in a suite file, whatever layout its files have."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _SIZES = frozenset({
 _OFTEN_NONE = frozenset({"num_key_value_heads", "head_dim", "num_decoder_layers"})
 _OFTEN_LISTS = frozenset({"image_size", "patch_size", "intermediate_size"})
 MOST_LAYERS, MOST_SIZE = 10_000, 1 << 26
-"""Limits far above every published model (126 layers, 256 thousand rows of a vocabulary), and far below a machine's
-memory."""
+"""Limits of sizes in a configuration: far above every published model (126 layers, a vocabulary of 256 thousand),
+and far below a machine's memory.
+"""
 
 
 def checkpoint_folder(ref: str, root: Path, label: str) -> Path:
@@ -47,7 +48,7 @@ def checkpoint_folder(ref: str, root: Path, label: str) -> Path:
 
 
 def locate(ref: str, root: Path, label: str, *, unpack: bool = False) -> Located:
-    """Find the model behind a reference without reading more than headers.
+    """Find the model for a reference, reading only headers.
 
     Args:
         ref: a folder relative to `root` or a Hub id, each with an optional `+ADAPTER`; `open_clip:ARCH:FILE`;
@@ -95,8 +96,8 @@ def _check_sizes(config: Mapping[str, Any], where: str) -> None:
     """Check that all sizes in a configuration, those of its towers included, are ones that a model can have.
 
     Raises:
-        InputError: lists every size that is not a whole number from 1 to `MOST_SIZE` (`MOST_LAYERS` for layers), with
-            `where` in front.
+        InputError: a size is not an integer from 1 to `MOST_SIZE` (`MOST_LAYERS` for layers); the message lists all
+            such sizes, after `where`.
     """
     problems = [
         f"{where}: {name} is {shorten(repr(value), 40)}, {wanted}" for name, value, wanted in _wrong_sizes(config)

@@ -31,7 +31,7 @@ def is_classifier(config: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class PicturePreprocessing:
-    """The function that turns pictures into model inputs, with its origin."""
+    """The function that turns pictures into model inputs, and its name."""
 
     prepare: Callable[[Sequence[NDArray[np.uint8]]], Tensor]
     """Pictures `[H, W, 3]` → `pixel_values` `[n, 3, H, W]` float32."""
@@ -41,7 +41,7 @@ class PicturePreprocessing:
 
 @dataclass(frozen=True)
 class Located:
-    """A located model of transformers' layout, of which only headers were read."""
+    """A located model in transformers' layout, of which only headers were read."""
 
     layout: ClassVar[Layout] = "hf"
     label: str
@@ -54,7 +54,7 @@ class Located:
     open: Callable[[Canonical, Mapping[str, str]], Stored]
     """Function that opens the model under canonical names, given the adapter's `canonical` and `aliases`."""
     trained_for: str = ""
-    """`task_type` of the LoRA on top; empty without one, or if it is not given."""
+    """`task_type` of the LoRA adapter of the model; empty without an adapter, or if it is not given."""
 
     @property
     def classifies(self) -> bool:
@@ -63,7 +63,7 @@ class Located:
 
     @property
     def owns_folder(self) -> bool:
-        """Say whether the files beside the weights belong to them; not for a single file among others."""
+        """Say whether the files beside the weights belong to them; False for a single weight file among others."""
         return True
 
     @property
@@ -76,16 +76,16 @@ class Located:
         return None
 
     def notes(self) -> list[str]:
-        """Return notes about facts that the files leave open and that the user should know."""
+        """Return notes for the user about facts that the files do not state."""
         return []
 
 
 @contextmanager
 def explain_model_errors(label: str, described_in: str) -> Iterator[None]:
-    """Turn a library's error inside the `with`, about an invalid description of a model, into an InputError.
+    """Convert a library's error inside the `with`, about an invalid description of a model, to an InputError.
 
     Raises:
-        InputError: names `described_in`, the place of the description, and the reason.
+        InputError: the description is invalid; the message names `described_in`, its place, and the reason.
     """
     try:
         yield

@@ -37,9 +37,9 @@ class LoraWeights:
         aliases: other names of tensors that several modules share → those tensors.
 
     Raises:
-        InputError: lists every problem: a variant that is not reproduced exactly (DoRA, PiSSA, any unknown option, an
-            embedding that was trained apart from the head tied to it), and tensors without a meaning, of a wrong
-            shape, or that change something the base lacks.
+        InputError: the adapter is a variant that cannot be reproduced exactly (DoRA, PiSSA, any unknown option, an
+            embedding trained separately from the head tied to it), or has tensors that are unknown, have a wrong shape,
+            or change a tensor that the base lacks; the message lists every problem.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LoraWeights:
 
     @property
     def files(self) -> list[Path]:
-        """Return every file that decides the tensors: the base's, the adapter's config and its weights."""
+        """Return every file on which the tensors depend: the base's, the adapter's config and its weights."""
         return [*self._base.files, self.folder / CONFIG_FILE, self._file]
 
     @property
@@ -136,7 +136,7 @@ class LoraWeights:
         return found
 
     def _read_added(self, wanted: Iterable[str]) -> dict[str, Tensor]:
-        """Return the tensors that the base does not have, as the adapter file holds them."""
+        """Return the tensors that the base does not have, as stored in the adapter file."""
         own = {name: self._added[name] for name in wanted if name in self._added}
         if not own:
             return {}
@@ -151,14 +151,12 @@ def split_lora(ref: str, root: Path | None = None) -> tuple[str, str | None]:
     """Split `BASE+ADAPTER` into (BASE, ADAPTER), each a folder or Hub id with an optional `@revision`, or (ref, None).
 
     Args:
-        root: folder from which relative paths start; a reference that is itself a folder is not split, and of several
-            `+` the one between two folders counts.
+        root: folder from which relative paths start; a reference that is itself a folder is not split, and among
+            several `+` the one between two folders is used.
 
     Raises:
-        InputError: more than one possible `+`, or nothing on one side of it.
-
-    >>> split_lora("google/flan-t5-large+someone/sst2-lora@v2")
-    ('google/flan-t5-large', 'someone/sst2-lora@v2')
+        InputError: several `+` are possible, or one side of it is empty. >>>
+            split_lora("google/flan-t5-large+someone/sst2-lora@v2") ('google/flan-t5-large', 'someone/sst2-lora@v2')
     """
 
     def is_folder(part: str) -> bool:

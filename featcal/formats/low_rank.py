@@ -21,7 +21,7 @@ class Adapted(WrappedWeights):
     label: str
     under: Weights
     products: Mapping[str, Factors]
-    """By canonical name of the weight."""
+    """Products B A by canonical name of the weight."""
     transposed: Collection[str] = ()
     """Names of the weights that are stored `[inputs, outputs]`."""
 

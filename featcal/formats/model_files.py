@@ -16,7 +16,7 @@ from featcal.system.paths import local_path
 from featcal.system.sandbox import require_no_hub
 
 MOST = 1000
-"""Most files of one folder that are listed."""
+"""Largest number of files of one folder that are listed."""
 ENDINGS = (".safetensors", ".json", ".txt", ".model", ".jinja", ".bin", ".pt", ".pth")
 """Endings of weights, configuration and tokenizer files."""
 TEMPLATES = "additional_chat_templates"
@@ -35,8 +35,8 @@ def model_files(reference: str, root: Path) -> Iterator[Path]:
     further chat templates, and the heads and adapters in a record of featcal's. Missing files are skipped; opening the
     model reports them.
 
-    In a folder with more than `MOST` files, those with a model's endings count first, because a typed reference may be
-    any folder.
+    In a folder with more than `MOST` files, those with a model's endings are listed first, because a typed reference
+    may be any folder.
 
     Args:
         reference: as `locate` takes it.

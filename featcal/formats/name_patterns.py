@@ -1,7 +1,7 @@
 """Match names of modules with regular expressions from untrusted files, with a time limit.
 
-A regular expression can take practically for ever (`(a|a)*b`), and its text does not show that. So the package `regex`
-runs them, which has a time limit.
+A regular expression can take practically for ever (`(a|a)*b`), and its text does not show that. So featcal runs them by
+the package `regex`, which has a time limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import regex
 from featcal.system.errors import InputError
 
 LONGEST = 4000
-"""Most characters of a pattern, or a name: far more than any tool writes."""
+"""Largest number of characters of a pattern, or a name: far more than any tool writes."""
 SECONDS = 5.0
 """Processor time for all names of a file; the largest models take a fifth of it."""
 _PLAIN = re.compile(r"[\w.-]+")
@@ -26,7 +26,7 @@ _READ_OTHERWISE = re.compile(r"\{(?![\d,])|\[:")
 
 @dataclass
 class Matcher:
-    """Matches names, with one time limit for all of them."""
+    """Matches names with patterns, within one time limit for all of them."""
 
     left: float = SECONDS
 

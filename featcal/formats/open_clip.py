@@ -40,7 +40,7 @@ _WEIGHT_FILES = (WEIGHT_FILE, "open_clip_pytorch_model.safetensors", "open_clip_
 
 @dataclass(frozen=True)
 class OpenClipModel(Located):
-    """A model of open_clip's layout, whose `config` has `model_cfg` and `preprocess_cfg`."""
+    """A model in open_clip's layout, whose `config` contains `model_cfg` and `preprocess_cfg`."""
 
     layout: ClassVar[Layout] = "open_clip"
 
@@ -93,7 +93,7 @@ def locate_open_clip(ref: str, root: Path, label: str) -> Located:
 
 
 def is_open_clip_folder(folder: Path) -> bool:
-    """Say whether a folder is an open_clip model and not also one that transformers reads."""
+    """Say whether a folder holds an open_clip model that transformers cannot read."""
     if not (folder / CONFIG_FILE).is_file():
         return False
     try:

@@ -1,4 +1,4 @@
-"""Read open_clip's configurations and names of tensors without building a model of open_clip's."""
+"""Read open_clip's configurations and names of tensors, without building a model of open_clip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featcal.system.json_files import read_json
 CONFIG_FILE = "open_clip_config.json"
 FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX = "open_clip:", "local-dir:", "hf-hub:"
 PREFIXES = (FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX)
-"""Prefixes of references to open_clip models; the first means a file of weights alone."""
+"""Prefixes of references to open_clip models; the first is for a file of weights without a configuration."""
 _PREPROCESS_KEYS = ("mean", "std", "interpolation", "resize_mode", "fill_color")
 _NOT_WEIGHTS = {"input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask"}
 
@@ -60,7 +60,7 @@ def preprocess_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def weight_name(stored: str) -> str | None:
-    """Return the name itself; None for sizes and masks that old files store beside the weights."""
+    """Return a tensor's name; None for sizes and masks that old files store along with the weights."""
     return None if stored in _NOT_WEIGHTS else stored
 
 
@@ -74,7 +74,7 @@ def quick_gelu(model_cfg: Mapping[str, Any]) -> bool:
 
 
 def check_plain(model_cfg: Mapping[str, Any]) -> None:
-    """Raise InputError with everything that makes a model more than open_clip's plain vision transformer."""
+    """Raise InputError that lists everything by which a model differs from open_clip's plain vision transformer."""
     vision, text = model_cfg["vision_cfg"], model_cfg["text_cfg"]
     width, head_width = vision.get("width", 768), vision.get("head_width", 64)
     found = {

@@ -30,22 +30,22 @@ PARTIAL = ".partial"
 _LOCK, _WRITER = "lock", "writer.json"
 """Files of a partial folder: the lock of the writing process, and its identity."""
 STREAMED = 64 * 2**20
-"""Bytes of tensors in memory together while a file is streamed."""
+"""Bytes of tensors that are in memory together while a file is streamed."""
 _METADATA = {"format": "pt"}
 """Metadata that other libraries require of a safetensors file."""
 Read = Callable[[Sequence[str]], Mapping[str, Tensor]]
 
 
 class Named(Protocol):
-    """Tensors that are finished together, such as a block of a model."""
+    """Tensors that are finished together, such as those of a block of a model."""
 
     @property
     def name(self) -> str:
-        """Return the name of their file."""
+        """Return the name of the file of these tensors."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Return their canonical names."""
+        """Return the canonical names of these tensors."""
 
 
 class OutputFolder:
@@ -62,7 +62,7 @@ class OutputFolder:
 
     Raises:
         InputError: `out` exists, cannot be written, is being written by another process, or has a partial folder with
-            finished blocks that is not to be continued.
+            finished blocks while `resume` is not set.
     """
 
     def __init__(self, out: str | Path, run: Mapping[str, Any] | None = None, resume: bool = False) -> None:
@@ -109,7 +109,9 @@ class OutputFolder:
             raise InputError(f"{who} is writing to {self.partial}; wait until it has ended, or choose another folder")
 
     def _begin(self, run: Mapping[str, Any] | None, resume: bool) -> None:
-        """Take over the folder for this process, and remove everything except finished blocks to continue from."""
+        """Take over the folder for this process, and remove everything except finished
+        blocks that the run continues from.
+        """
         if self._has_finished_blocks():
             # Through JSON and back, so that tuples equal the lists that `run.json` holds.
             self._check_continued(json.loads(json.dumps(run)), resume)
@@ -143,11 +145,11 @@ class OutputFolder:
         return {name: tensor.clone() for name, tensor in load_file(file).items()}
 
     def facts(self, block: Named) -> dict[str, Any]:
-        """Return the facts that `put` was given with a finished block."""
+        """Return the facts that were passed to `put` with a finished block."""
         return dict((self._mark(block) or {}).get("facts", {}))
 
     def finished_tensors(self, blocks: Iterable[Named]) -> Mapping[str, Tensor]:
-        """Return all tensors of finished blocks by name, each read when it is looked up; gone after `commit`."""
+        """Return all tensors of finished blocks by name, each read when it is looked up; unavailable after `commit`."""
         files = {name: self._file(block) for block in blocks for name in block.names}
         return _BlockFiles(files | {name: file for file in set(files.values()) for name in _names_in(file)})
 
@@ -158,7 +160,7 @@ class OutputFolder:
             facts: small JSON values about it, which do not become part of the model.
 
         Raises:
-            InputError: the disk refuses.
+            InputError: the disk is full or not writable.
         """
         file = self._file(block)
         try:
@@ -176,7 +178,8 @@ class OutputFolder:
     def adopt(self, block: Named, name: str) -> bool:
         """Make a finished block the weight file `name` without a second copy; return False if it is not finished.
 
-        The block stays where `resume` finds it: both names are the same file, or a copy if the disk has no hard links.
+        The block stays in its place for `resume`: both names are the same file, or a copy if the disk has no hard
+        links.
         """
         file, target = self._file(block), self.model / name
         if not file.is_file():
@@ -192,7 +195,7 @@ class OutputFolder:
         return True
 
     def reject(self) -> None:
-        """Delete the written files, because they are not the model; finished blocks stay."""
+        """Delete the written files, because they do not reproduce the model; finished blocks stay."""
         _clear(self.model)
 
     def _file(self, block: Named) -> Path:
@@ -239,7 +242,7 @@ class OutputFolder:
 
 
 def partial_folder(out: Path) -> Path:
-    """Return the folder in which an output is written until it is whole.
+    """Return the folder in which an output is written until it is complete.
 
     >>> partial_folder(Path("models/mine")).as_posix()
     'models/mine.partial'
@@ -266,7 +269,7 @@ def _remove(partial: Path, held: ExitStack) -> None:
     """Remove a partial folder, as far as possible, and release its lock.
 
     Args:
-        held: closes the lock.
+        held: function that closes the lock.
     """
     with suppress(OSError):
         for place in partial.iterdir():
@@ -294,7 +297,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def _read_writer(partial: Path) -> dict[str, Any]:
-    """Return the process that holds, or last held, a partial folder; {} if none is recorded."""
+    """Return the process that holds, or was the last to hold, a partial folder; {} if none is recorded."""
     try:
         found = json.loads((partial / _WRITER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -335,7 +338,9 @@ class _BlockFiles(Mapping[str, Tensor]):
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write a safetensors file with the metadata that other libraries require; raise InputError if the disk refuses."""
+    """Write a safetensors file with the metadata that other libraries require; raise
+    InputError if the disk is full or not writable.
+    """
     try:
         file.touch()
         # safetensors gives its files to their owner alone; they shall have the permissions of any new file.
@@ -354,7 +359,7 @@ def stream_tensors(info: Mapping[str, TensorInfo], read: Read, file: Path) -> No
         read: returns the tensors of some names.
 
     Raises:
-        InputError: the disk refuses.
+        InputError: the disk is full or not writable.
     """
     # The widest dtypes first: every tensor is then aligned to its dtype, as other libraries expect of mapped files.
     names = sorted(info, key=lambda name: (-info[name].dtype.itemsize, name))
@@ -381,7 +386,7 @@ def stream_tensors(info: Mapping[str, TensorInfo], read: Read, file: Path) -> No
 
 
 def _differences(before: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
-    """Return the facts that differ between two runs, with names inside groups.
+    """Return the facts that differ between two runs, with their names inside groups.
 
     >>> _differences({"config": {"lam": 1, "rho": 2}, "of": 3}, {"config": {"lam": 5, "rho": 2}, "of": 3})
     ['config lam']
@@ -397,7 +402,7 @@ def _differences(before: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]
 
 
 def save_text(text: str, file: Path) -> None:
-    """Write a UTF-8 text file; raise InputError if the disk refuses."""
+    """Write a UTF-8 text file; raise InputError if the disk is full or not writable."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,6 @@
-"""Interpret the two files of a peft LoRA adapter: read its config and assign every tensor."""
+"""Interpret the two files of a peft LoRA adapter: read its configuration, and assign every
+tensor to the tensor that it changes.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ _EMBEDDING = ("lora_embedding_A", "lora_embedding_B")
 _BIAS = "lora_B.bias"
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BASE_KEPT = (True, False, "gaussian", "eva", "orthogonal", "mica")
-"""Initialisations that leave the base unchanged; with the others the adapter was trained against a changed base."""
+"""Initialisations that leave the base unchanged; with any other, the adapter was trained on a changed base."""
 _WITHOUT_EFFECT = {
     "task_type", "auto_mapping", "peft_version", "inference_mode", "runtime_config", "lora_dropout", "bias",
     "megatron_core", "qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
@@ -140,7 +142,7 @@ class AdapterConfig(BaseModel):
         Without `target_modules` every module counts, because peft would look up defaults for the model's type.
 
         Args:
-            is_linear: whether it is one of those that "all-linear" means.
+            is_linear: whether "all-linear" includes the module.
         """
         targets = self.target_modules
         if self._excludes(module):
@@ -151,7 +153,7 @@ class AdapterConfig(BaseModel):
         return (targets is None or _ends_with_one(module, targets)) and self._is_in_chosen_layer(module)
 
     def saves(self, module: str) -> bool:
-        """Say whether peft trains a copy of a module whole, beside the module itself."""
+        """Say whether peft trains a full copy of a module, next to the module itself."""
         return any(module.endswith(name) for name in self.modules_to_save or ())
 
     def _excludes(self, module: str) -> bool:
@@ -273,7 +275,7 @@ class AdapterPlan:
     """Other names of tensors that several modules share → those tensors."""
     changes: dict[str, Change] = field(default_factory=dict)
     added: dict[str, str] = field(default_factory=dict)
-    """Canonical names of tensors that the base does not have → their names in the adapter file."""
+    """Canonical names of tensors that the base lacks → their names in the adapter file."""
     repeated: dict[str, str] = field(default_factory=dict)
     """Names in `aliases` that are stored beside the tensors they repeat → their names in the adapter file."""
     ignored_modules: list[str] = field(default_factory=list)
@@ -331,7 +333,7 @@ class AdapterPlan:
         return self.config.selects(module, is_matrix and module.rpartition(".")[2] not in _HEADS)
 
     def _replace(self, key: str, chosen: Collection[str]) -> None:
-        """Assign a tensor that is stored whole: a bias, an embedding, or part of a module in `modules_to_save`."""
+        """Assign a tensor that is stored whole: a bias, an embedding, or a part of a module in `modules_to_save`."""
         own = key.removeprefix(MODEL_PREFIX).replace(".modules_to_save.default.", ".")
         name = own.replace(".base_layer.", ".")
         module = name.rpartition(".")[0]
@@ -381,7 +383,8 @@ class AdapterPlan:
             self._claim(target, bias, Change(None, (bias,), scale))
 
     def _target(self, name: str, key: str, together: bool = False) -> str | None:
-        """Return the canonical name of the tensor that `key` changes; None if the base has no separate tensor for it.
+        """Return the canonical name of the tensor that `key` changes; None if the base has no separate tensor for
+        `key`.
 
         Args:
             together: whether every module that shares the tensor changes with it.

@@ -30,7 +30,7 @@ _TRAINING = ("state_dict", "model_state_dict", "model")
 _TRAINED_PREFIXES = ("module.", "_orig_mod.")
 """Prefixes that distributed training and torch.compile add to every name."""
 _COPIES = 4
-"""Most times that a tensor may occur in a file: T5's embedding has four names."""
+"""Largest number of times that a tensor may occur in a file: T5's embedding has four names."""
 
 
 def select_pickled(names: Iterable[str]) -> list[str]:
@@ -43,8 +43,8 @@ def select_pickled(names: Iterable[str]) -> list[str]:
 def convert_once(file: Path, label: str) -> Path:
     """Convert a pickled state dict to a safetensors file in the user's cache folder, once.
 
-    The key is the hash of the pickle's content, so a copy in another place finds the same file. At most
-    `stream_tensors`' share of the tensors is in memory, except for files written by a torch before 1.6, which cannot be
+    The key is the hash of the pickle's content, so a copy in another place finds the same file. Memory holds at most as
+    many tensors as `stream_tensors` loads at once, except for files written by a torch before 1.6, which cannot be
     mapped.
 
     Raises:

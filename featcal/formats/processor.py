@@ -12,7 +12,7 @@ from featcal.system.json_files import read_json
 _RESAMPLING = {"nearest": 0, "bilinear": 2, "bicubic": 3}
 _KNOWN = ", ".join(_RESAMPLING)
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""timm's defaults for a folder that does not say."""
+"""timm's default mean and standard deviation, for a folder that states none."""
 PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
 
 
@@ -20,7 +20,7 @@ def image_processor_settings(folder: Path) -> tuple[Path, dict[str, Any]] | None
     """Return the file of a folder's image processor, and its settings; None without one.
 
     Raises:
-        InputError: a file has no settings.
+        InputError: a file contains no settings.
     """
     processor, own = folder / PROCESSOR_FILE, folder / PREPROCESSOR_FILE
     # `CLIPProcessor` of transformers 5 puts the settings into this file, so it is read first.
@@ -37,7 +37,7 @@ def timm_settings(folder: Path) -> dict[str, Any] | None:
     The shorter side is resized to `input_size / crop_pct` and the centre is cut out.
 
     Raises:
-        InputError: pictures that are not square, or are resized or cut in another way.
+        InputError: pictures are not square, or are resized or cropped in another way.
     """
     file = folder / "config.json"
     config = read_json(file) if file.is_file() else {}

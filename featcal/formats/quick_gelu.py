@@ -1,6 +1,6 @@
 """Check whether open_clip weights need QuickGELU or GELU, because the wrong one gives wrong features without an error.
 
-A contradiction in the files is refused; an open question becomes a note in the preflight report.
+featcal refuses files that contradict each other; if the files leave the question open, the preflight report has a note.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from featcal.system.errors import InputError
 from featcal.system.extras import require_packages
 
 _OPENAI_ONLY = "input_resolution"
-"""Name of a number that only OpenAI's own state dicts have."""
+"""Name of a tensor that only OpenAI's own state dicts contain."""
 
 
 def check_activation(located: Located, source: str) -> None:
@@ -23,7 +23,7 @@ def check_activation(located: Located, source: str) -> None:
         source: name of the weight file, or path or Hub id of the folder.
 
     Raises:
-        InputError: they do.
+        InputError: the files prove it.
     """
     model_cfg = located.config["model_cfg"]
     folders, slash, name = source.rstrip("/").rpartition("/")
@@ -48,7 +48,7 @@ def check_activation(located: Located, source: str) -> None:
 
 @lru_cache(maxsize=1)
 def _registered_weights() -> dict[str, bool]:
-    """Return whether open_clip's pretrained weights use QuickGELU, by file name and Hub id."""
+    """Return, by file name and Hub id, whether open_clip's pretrained weights use QuickGELU."""
     require_packages("open_clip")
     import open_clip
 

@@ -21,15 +21,15 @@ TEXT = "sentence_text"
 _WITHOUT_WEIGHTS = ("Transformer", "Pooling", "Normalize")
 _MODES = {"mean": "mean", "mean_tokens": "mean", "cls": "first", "cls_token": "first"}
 _KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-"""Words that stood in the name of `LENGTH_FILE` at some time."""
+"""Words that older versions used in the name of `LENGTH_FILE`."""
 _OWN_PROMPTS = ("query", "document")
-"""Prompts that every model has, empty ones where its files name no others."""
+"""Prompts that every model has; they are empty unless its files define them."""
 _FILES = {
     "prompt": PROMPTS_FILE, "max_seq_length": f"{LENGTH_FILE} or tokenizer", "do_lower_case": LENGTH_FILE,
 }  # fmt: skip
-"""Field of `SentenceText` → the file that says it."""
+"""Field of `SentenceText` → the file that defines it."""
 _NOT_APPLIED = ("processing_kwargs", "processor_kwargs", "tokenizer_args", "tokenizer_name_or_path")
-"""Options of `LENGTH_FILE` that change how texts are read, in ways of which featcal knows nothing."""
+"""Options of `LENGTH_FILE` that change how texts are read, in ways that featcal does not support."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class SentenceText:
     """Changes that sentence-transformers makes to a text before its model reads it."""
 
     prompt: str
-    """Text in front of every one; "" for none."""
+    """Text that is put before every input; "" for none."""
     max_seq_length: int | None
-    """Tokens at which a text is cut; None if no file says a number."""
+    """Number of tokens to which a text is cut; None if no file states it."""
     do_lower_case: bool
 
     @classmethod
@@ -47,7 +47,7 @@ class SentenceText:
         """Read the default prompt, the length and the case of texts.
 
         Raises:
-            InputError: a file is damaged, or names a default prompt that it does not hold.
+            InputError: a file is damaged, or names a default prompt that it does not define.
         """
         options, named = _text_options(folder), _read(folder / PROMPTS_FILE)
         stated, default = named.get("prompts") or {}, named.get("default_prompt_name")
@@ -63,7 +63,7 @@ class SentenceText:
         return cls(str(prompt), _length(folder, options.get("max_seq_length")), bool(options.get("do_lower_case")))
 
     def differences(self, other: SentenceText, says_length: bool) -> list[str]:
-        """List how another model prepares its texts differently, with the file that says so.
+        """List the differences in how another model prepares its texts, each with the file that defines it.
 
         Args:
             says_length: whether the length of texts is set elsewhere.
@@ -79,15 +79,15 @@ class SentenceText:
 
 
 def reads_lower_case(folder: Path) -> bool:
-    """Say whether a folder is of sentence-transformers and its texts are read in lower case."""
+    """Say whether a folder belongs to sentence-transformers and its texts are converted to lower case."""
     return bool(_modules(folder)) and SentenceText.from_folder(folder).do_lower_case
 
 
 def read_in_lower_case(tokenizer: Any) -> None:
-    """Make a tokenizer read every text in lower case, before anything else is done to it, as `do_lower_case` does.
+    """Make a tokenizer convert every text to lower case first, as `do_lower_case` does.
 
     Raises:
-        InputError: a tokenizer of Python, which has no such step.
+        InputError: the tokenizer is written in Python and has no such step.
     """
     from tokenizers.normalizers import Lowercase, Sequence
 
@@ -145,13 +145,15 @@ def _pooling(folder: Path, modules: list[Mapping[str, Any]]) -> str:
 
 
 def _text_options(folder: Path) -> Mapping[str, Any]:
-    """Return the options of a folder's Transformer, from the first of its files that holds any."""
+    """Return the options of a folder's Transformer, from the first of its files that has any."""
     found = (_read(folder / LENGTH_FILE.replace("bert", kind)) for kind in _KINDS)
     return next(filter(None, found), {})
 
 
 def _length(folder: Path, stated: Any) -> int | None:
-    """Return the tokens at which texts are cut: as stated, else as many as tokenizer and model take."""
+    """Return the number of tokens to which texts are cut: as stated, else the largest
+    number that tokenizer and model take.
+    """
     if stated is None:
         most = (
             _read(folder / "tokenizer_config.json").get("model_max_length"),
@@ -174,12 +176,12 @@ def _modules(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def _path(module: Mapping[str, Any]) -> str:
-    """Return the folder of a module, which lies directly inside the model's."""
+    """Return the folder of a module, which must be directly inside the model's folder."""
     return Path(str(module.get("path", ""))).name
 
 
 def _modes(config: Mapping[str, Any]) -> list[str]:
-    """Return the kinds of pooling that are switched on: flags in older folders, one name in newer ones."""
+    """Return the active kinds of pooling: from flags in older folders, from one name in newer ones."""
     if isinstance(config.get("pooling_mode"), str):
         return [config["pooling_mode"]]
     return [

@@ -16,7 +16,7 @@ from featcal.system.errors import InputError
 from featcal.system.paths import require_plain
 
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
-"""Prefixes that training leaves on every name."""
+"""Prefixes that training wrappers leave on every name."""
 
 
 class StateFile:

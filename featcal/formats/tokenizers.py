@@ -10,9 +10,9 @@ from featcal.system.errors import InputError, NoScores
 from featcal.system.json_files import read_json
 
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-"""Files of sentencepiece, which say nothing without its library."""
+"""Files of sentencepiece, which only its library can read."""
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", *PIECES)
-"""Files of which one holds the vocabulary."""
+"""Files that can hold the vocabulary; one of them is enough."""
 TOKENIZER_FILES = (
     *VOCABULARY_FILES, "tokenizer_config.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
 )  # fmt: skip
@@ -32,7 +32,7 @@ def open_tokenizer(folder: Path, missing: InputError) -> Any:
     """Read the tokenizer in a base's folder.
 
     Raises:
-        InputError: the files are damaged; `missing` where there are none.
+        InputError: the files are damaged; if there are none, the message is `missing`.
     """
     from transformers import AutoTokenizer
 
@@ -50,6 +50,6 @@ def open_tokenizer(folder: Path, missing: InputError) -> Any:
 
 
 def open_prompt_tokenizer(folder: Path) -> Any:
-    """Read the tokenizer of class prompts, as `open_tokenizer` does; without its files there are no scores."""
+    """Read the tokenizer of class prompts, like `open_tokenizer`; raise NoScores if its files are missing."""
     missing = f"base: {name_place(folder)} has no tokenizer files, which class prompts need"
     return open_tokenizer(folder, NoScores(missing))

@@ -1,4 +1,4 @@
-"""Models as named tensors that are read when they are needed.
+"""Define models as named tensors that are read when needed.
 
 A block of any model runs from a dict of tensors, so base, merged and experts are *sources of tensors*: a checkpoint on
 disk, a merge computed on the fly, or one of these with some tensors replaced.
@@ -40,7 +40,7 @@ class TensorInfo:
 
 @runtime_checkable
 class Weights(Protocol):
-    """A source of one model's tensors, under canonical names: the layout that the adapter writes."""
+    """A source of one model's tensors, under canonical names (those that the adapter writes)."""
 
     @property
     def label(self) -> str:
@@ -60,7 +60,7 @@ class Weights(Protocol):
 
 @runtime_checkable
 class Stored(Weights, Protocol):
-    """A model that lies in files."""
+    """A model that is stored in files."""
 
     @property
     def files(self) -> Sequence[Path]:
@@ -91,7 +91,7 @@ class WrappedWeights:
 
     @property
     def changes(self) -> Mapping[str, object]:
-        """Return the tensors that the model below changes of its base if it is an adapter, else every tensor."""
+        """Return the tensors that the model below changes in its base, if it is an adapter; else every tensor."""
         changes: Mapping[str, object] = getattr(self.under, "changes", self.info)
         return changes
 
@@ -111,7 +111,7 @@ class WrappedWeights:
 
 @dataclass(frozen=True)
 class FirstRows(WrappedWeights):
-    """A model with a larger vocabulary than its suite's, cut: of the tensors named in `rows`, only the first rows."""
+    """A model whose vocabulary is larger than its suite's, cut to it: of the tensors in `rows`, only the first rows."""
 
     under: Stored
     rows: Mapping[str, int]
@@ -170,7 +170,9 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Overlay(WrappedWeights):
-    """A model with some tensors replaced by others of the same shape and dtype, such as calibrated or resident ones."""
+    """A model with some tensors replaced by others of the same shape and dtype, such as a
+    calibrated model, or one kept in memory.
+    """
 
     label: str
     under: Weights
@@ -184,7 +186,7 @@ class Overlay(WrappedWeights):
 
 @dataclass(frozen=True)
 class Metered(WrappedWeights):
-    """A model that counts the bytes read of it."""
+    """A model that counts how many bytes of it are read."""
 
     under: Weights
     read_bytes: dict[str, int]
@@ -223,8 +225,8 @@ class OnDemand(Mapping[str, Tensor]):
 
 
 def name_shared(names: Iterable[str], canonical: Canonical, aliases: Mapping[str, str]) -> Canonical:
-    """Return `canonical`, changed for a file that holds a shared tensor under another of its names alone, as converters
-    leave T5's embedding: that name means the tensor then.
+    """Return `canonical`, adapted to a file that stores a shared tensor only under another of its names, as converters
+    do with T5's embedding: that name then means the tensor.
 
     Args:
         names: stored names of all tensors of the model.
@@ -246,7 +248,7 @@ def dtype_of(code: str, what: str) -> torch.dtype:
 
 
 def knows_dtype(dtype: torch.dtype) -> bool:
-    """Say whether safetensors files have a dtype and featcal reads it."""
+    """Say whether safetensors files can hold a dtype and featcal reads it."""
     return dtype in _DTYPES.values()
 
 
@@ -256,14 +258,15 @@ def code_of(dtype: torch.dtype) -> str:
 
 
 def factors_of(weights: Weights, names: Iterable[str]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return B and A of those tensors to which a model adds a product B A of low rank, `[outputs, inputs]`; none if the
-    model is not an adapter."""
+    """Return B and A of the tensors to which a model adds a product B A of low rank,
+    `[outputs, inputs]`; none if the model is not an adapter.
+    """
     find = getattr(weights, "factors", None)
     return {} if find is None else dict(find(names))
 
 
 def is_in_memory(weights: Weights, names: Iterable[str]) -> bool:
-    """Say whether reading these tensors only looks them up."""
+    """Say whether all these tensors are already in memory, so that reading them is only a look-up."""
     if isinstance(weights, Overlay) and isinstance(weights.replaced, dict):
         below = [name for name in names if name not in weights.replaced]
         return not below or is_in_memory(weights.under, below)
@@ -292,14 +295,14 @@ def group_by_size(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """Return the values of a tensor as they lie in memory, row by row."""
+    """Return the values of a tensor as bytes in memory order, row by row."""
     # numpy has no bfloat16 and no float8, so the bytes are taken as uint8.
     data: memoryview = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return data
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Say whether no value is NaN or infinite."""
+    """Say whether all values are finite (neither NaN nor infinite)."""
     if not tensor.is_floating_point():
         return True
     # A sum is finite only if all its terms are, and costs a tenth of testing each; one that overflows proves nothing,
@@ -309,7 +312,7 @@ def all_finite(tensor: Tensor) -> bool:
 
 
 ANOTHER_FILE = "get the file anew, or train or save the model again"
-"""Advice for a file with such numbers."""
+"""Advice for a file with values that are not finite."""
 
 
 def check_finite(tensor: Tensor, what: str, remedy: str) -> None:

@@ -1,1 +1,1 @@
-"""Doors for programs that call featcal from inside themselves; each stands on the public names alone."""
+"""Let other programs call featcal from inside themselves; modules here use only featcal's public names."""

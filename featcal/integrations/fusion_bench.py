@@ -123,7 +123,7 @@ def _plain(given: Any) -> dict[str, Any]:
 
 
 def _load_base(pool: Any, with_text: bool) -> Any:
-    """Return the pretrained model of a pool, with its text tower where prompts are to be made of class names."""
+    """Return the pretrained model of a pool, with its text tower if prompts are made from class names."""
     if with_text and pool.has_instance_models:
         raise featcal.InputError(
             "decisions needs the text tower of _pretrained_; name its folder or Hub id in the pool"
@@ -132,7 +132,7 @@ def _load_base(pool: Any, with_text: bool) -> Any:
 
 
 def _tools(pool: Any) -> dict[str, Any]:
-    """Return what the pool reads samples with, by the keyword of `Suite.of`."""
+    """Return the pool's tokenizer or processor, by the keyword of `Suite.of`."""
     if getattr(pool, "_processor", None) is not None:
         return {"processor": pool.load_processor()}
     return {"tokenizer": pool.load_tokenizer()} if getattr(pool, "_tokenizer", None) is not None else {}

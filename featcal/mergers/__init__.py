@@ -1,1 +1,3 @@
-"""Merge upstream: functions from the base's tensor and the experts' tensors to one merged tensor."""
+"""Merge models: each merger is a function of the base's tensor and the experts' tensors
+that returns one merged tensor.
+"""

@@ -1,14 +1,14 @@
-"""Merge by ACE-Merging: every task counts by the covariance of inputs that its own task matrix tells of (Xu, Wu, Lin,
-Huang, Zhu, Shu, Qin, Data-Free Model Merging with Adaptive Covariance Estimation, CVPR 2026, arXiv 2603.02945).
+"""Merge by ACE-Merging: weight each task by the covariance of its inputs, estimated from its own task matrix (Xu, Wu,
+Lin, Huang, Zhu, Shu, Qin, Data-Free Model Merging with Adaptive Covariance Estimation, CVPR 2026, arXiv 2603.02945).
 
 With tau_t = theta_t - theta_0 in R^{m x d} of T tasks, the rows of tau_t less their mean, C_t (Eq. 5), are samples of
-covariance S_t = C_t^T C_t (Eq. 6). But for a prior P the merge minimises sum_t tr((W - tau_t) R_t (W - tau_t)^T), which
-makes it (Eqs. 11, 14)
+covariance S_t = C_t^T C_t (Eq. 6). Apart from a prior P the merge minimises sum_t tr((W - tau_t) R_t (W - tau_t)^T),
+which makes it (Eqs. 11, 14)
 
     W = (sum_t tau_t R_t) (sum_t R_t + P)^-1,    P = 1 c^T,    c^T = 1^T (sum_t S~_t) / d.
 
-Experts are alike where Var_t[log ||tau_t||^2] <= 0.3 (E_t[log ||tau_t||^2])^2 (Eq. 7; the variance is that of these T
-numbers). Then S~_t = S_t and R_t = S_t + eps I (Eqs. 10, 15). Where they are not (Eqs. 8, 9, 12, 13),
+Experts count as alike where Var_t[log ||tau_t||^2] <= 0.3 (E_t[log ||tau_t||^2])^2 (Eq. 7; the variance is that of
+these T numbers). Then S~_t = S_t and R_t = S_t + eps I (Eqs. 10, 15). Where they are unlike (Eqs. 8, 9, 12, 13),
 
     S~_t = S_t / tr S_t,    R_t = S~_t + eps / tr S_t I,    and P is divided by the mean of ||tau_t||^2;
 
@@ -17,9 +17,9 @@ strongest 0.3 of its directions, one at least, each with the mean of their singu
 
 P is not symmetric, and because of it W of a single expert is not the expert.
 
-What the paper leaves open: a task that did not change a matrix is left out there, and where none did the result is 0.
-Where the rows of tau_t are all the same, to rounding, S_t has no trace to be divided by and stays. Other tensors are
-averaged. In the paper eps is 1e-5, but 4e-2 for GPT-2 and 2e-4 for RoBERTa-base, and there is no scale.
+The paper leaves two cases open. A task that did not change a matrix is left out for that matrix; where no task changed
+it, the result is 0. Where the rows of tau_t are all the same, to rounding, S_t has trace 0 and is not divided. Other
+tensors are averaged. In the paper eps is 1e-5, but 4e-2 for GPT-2 and 2e-4 for RoBERTa-base. The method has no scale.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from featcal.mergers.common.singular import largest_singular
 from featcal.suite.options import option
 
 UNLIKE = 0.3
-"""Threshold tau of Eq. 7, above which experts count as unlike."""
+"""Threshold tau of Eq. 7: experts whose relative variance of log norms is above it count as unlike."""
 STRONGEST = 0.3
-"""Share k_frac of the directions that the second term has."""
+"""Share k_frac of the directions that are kept in the second term (Eq. 18)."""
 _LINALG: Any = torch.linalg
 
 
 @merger(
     "ace",
-    "ACE-Merging: the closed form of RegMean with covariances of inputs that are estimated from the task matrices",
+    "ACE-Merging: the closed form of RegMean, with covariances of inputs estimated from the task matrices",
     paper="2603.02945",
     matrices=True,
 )
@@ -81,25 +81,29 @@ def ace(
 
 
 def unlike(changes: Sequence[Tensor]) -> bool:
-    """Say whether task matrices, none of them 0, differ so much in norm that covariances are normalised (Eq. 7)."""
+    """Say whether the norms of task matrices, none of them 0, differ so much that
+    covariances are normalised (Eq. 7).
+    """
     logs = _squares(changes).log()
     return bool(logs.var(correction=0) > UNLIKE * logs.mean().square())
 
 
 def strongest(matrix: Tensor) -> Tensor:
-    """Return the strongest directions of a matrix `[m, d]` with the mean of their singular values (Eqs. 18, 19)."""
+    """Return the strongest directions of a matrix `[m, d]`, each with the mean of their
+    singular values (Eqs. 18-19).
+    """
     u, s, vh = largest_singular(matrix)
     k = max(1, int(STRONGEST * len(s)))
     return s[:k].sum() / max(1, len(s[:k])) * (u[:, :k] @ vh[:k])
 
 
 def _squares(changes: Sequence[Tensor]) -> Tensor:
-    """Return ||tau_t||^2 `[t]`."""
+    """Return the squared norms ||tau_t||^2 of the task matrices, `[t]`."""
     return torch.stack([change.square().sum() for change in changes])
 
 
 def _covariance(change: Tensor, normalised: bool) -> tuple[Tensor, Tensor]:
-    """Return S~ `[d, d]` of a task matrix, and the factor of eps in its ridge."""
+    """Return the covariance S~ `[d, d]` of a task matrix, and the factor of eps in its ridge term."""
     centred = change - change.mean(0)
     trace = centred.square().sum()
     # A trace that is rounding alone must not be divided by: the rows are all the same.

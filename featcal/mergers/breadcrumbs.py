@@ -1,8 +1,8 @@
-"""Merge by Model Breadcrumbs: mask the smallest and the largest entries of every tensor of a task vector, and add what
-is left by Task Arithmetic (Davari, Belilovsky, Model Breadcrumbs, arXiv 2312.06795, Sec. 3).
+"""Merge by Model Breadcrumbs: set the smallest and the largest entries of every tensor of a task vector to 0, and add
+the rest by Task Arithmetic (Davari, Belilovsky, Model Breadcrumbs, arXiv 2312.06795, Sec. 3).
 
-Masks are layer-wise, as the paper has them: one per expert and tensor, by percentiles of the magnitudes. The scale is
-tuned in the paper; here it is Task Arithmetic's where none is given.
+Masks are layer-wise as in the paper: each tensor of each expert has its own, by percentiles of the magnitudes. The
+paper tunes the scale; here its default is that of Task Arithmetic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _require_order(beta: float, gamma: float) -> None:
 
 @merger(
     "breadcrumbs",
-    "Model Breadcrumbs: the smallest and the largest entries of every tensor masked, then Task Arithmetic",
+    "Model Breadcrumbs: the smallest and the largest entries of every tensor set to 0, then Task Arithmetic",
     paper="2312.06795",
     check=_require_order,
 )
@@ -40,7 +40,7 @@ def breadcrumbs(
 def mask(part: Tensor, beta: float, gamma: float) -> Tensor:
     """Set the floor(beta n) smallest of n magnitudes to 0, and those after the floor(gamma n)-th; `[entries]`.
 
-    One entry at least stays, and of equal magnitudes at an edge all do.
+    At least one entry stays; of several equal magnitudes at a limit, all stay.
 
     >>> mask(torch.tensor([1.0, -9.0, 2.0, -3.0]), 0.25, 0.75).tolist()
     [0.0, 0.0, 2.0, -3.0]

@@ -22,7 +22,7 @@ from featcal.suite.options import option
 @dataclass(frozen=True)
 class DareTies(Ties):
     drop: float = option(0.5, "probability p that an entry of a task vector is dropped", least=0, below=1)
-    seed: int = option(42, "of what is dropped", least=0)
+    seed: int = option(42, "seed of the random choice of entries", least=0)
 
     def _parts(self, whole: Whole, task: str) -> Iterator[Tensor]:
         return (thin(vector, parts, self.drop, f"{self.seed}:{task}") for vector, parts in whole.vector(task))

@@ -2,8 +2,8 @@
 Twardowski, Bagdanov, van de Weijer, No Task Left Behind, arXiv 2502.04959).
 
 The sum is that of Task Arithmetic. Other tensors are averaged. The paper tunes the scale alpha; 1 where none is given,
-as in FusionBench. The method is meant for experts that were fine-tuned in full: of low-rank updates it lifts what
-rounding adds to the strength of the rest.
+as in FusionBench. Use it for experts that were fine-tuned in full: of low-rank updates it amplifies rounding noise to
+the strength of the real directions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from featcal.suite.options import option
 def iso_c(
     changes: Sequence[Tensor], *, scale: float = option(1.0, "factor (alpha) of the merged task matrix")
 ) -> Tensor:
-    """Return mean(S) U V^T of sum_i tau_i = U S V^T, times the scale."""
+    """Return mean(S) U V^T times the scale, where sum_i tau_i = U S V^T."""
     u, s, vh = largest_singular(sum(changes[1:], changes[0]))
     # The sum of nothing is 0: of matrices that no expert changed there is no direction.
     return scale * (s.sum() / max(1, len(s)) * (u @ vh))

@@ -1,9 +1,9 @@
-"""Merge by Iso-CTS: Iso-C in which the weakest directions of the sum give way to directions of single tasks (Marczak,
+"""Merge by Iso-CTS: Iso-C in which directions of single tasks replace the weakest directions of the sum (Marczak,
 Magistri, Cygert, Twardowski, Bagdanov, van de Weijer, No Task Left Behind, arXiv 2502.04959).
 
-The strongest directions of the summed task matrices are the common space; every task adds the strongest ones of what it
-has outside of it. All are made orthonormal, and their singular values become equal to their mean. Other tensors are
-averaged. Scale and experts as in Iso-C.
+The strongest directions of the summed task matrices are the common space; every task adds its strongest directions
+outside of that space. All directions are made orthonormal, and all singular values are set to their mean. Other tensors
+are averaged. Scale and experts as in Iso-C.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ def iso_cts(
     changes: Sequence[Tensor],
     *,
     scale: float = option(1.0, "factor (alpha) of the merged task matrix"),
-    common: float = option(0.8, "share of a matrix's directions that the common space has", least=0, most=1),
+    common: float = option(0.8, "share of a matrix's directions that are common to all tasks", least=0, most=1),
 ) -> Tensor:
-    """Round `common` so that all tasks get equally many of the other directions."""
+    """Merge task matrices; `common`, the share of common directions, is rounded so that all
+    tasks add equally many others.
+    """
     shared, each = _directions(min(changes[0].shape), len(changes), common)
     u, s, vh = (list(one) for one in zip(largest_singular(sum(changes[1:], changes[0]), shared), strict=True))
     for change in changes:
@@ -44,7 +46,7 @@ def iso_cts(
 
 
 def _directions(rank: int, tasks: int, common: float) -> tuple[int, int]:
-    """Return the numbers of common directions and of those of each task; together they are `rank`.
+    """Return the numbers of common directions and of each task's own directions; they add up to `rank`.
 
     >>> _directions(768, 8, 0.8)
     (616, 19)

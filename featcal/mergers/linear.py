@@ -1,5 +1,4 @@
-"""Take the weighted mean of the experts (model soups): theta = sum_i w_i theta_i / sum_i w_i; the base is not part of
-it."""
+"""Take the weighted mean of the experts (model soups): theta = sum_i w_i theta_i / sum_i w_i, without the base."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Merge by Model Stock: interpolate the average of the experts with the base by the angle between task vectors (Jang,
 Yun, Han, Model Stock, arXiv 2403.19522: w_H = t w_avg + (1 - t) w_0, t = N cos / (1 + (N - 1) cos)).
 
-Layer-wise, as in the paper: every tensor has its own angle and its own t. Of more than two experts cos is the mean over
-all pairs; the paper says nothing else of them. The paper merges models of *one* task, whose angles are acute; a mean
-cosine below 0 counts as 0 here, which gives the base. The cosine with an expert that left a tensor as it was is 0.
+Layer-wise, as in the paper: every tensor has its own angle and its own t. With more than two experts cos is the mean
+over all pairs, since the paper gives no other rule. The paper merges models of *one* task, whose angles are acute; a
+mean cosine below 0 counts as 0 here, which gives the base. An expert that did not change a tensor has cosine 0 with the
+others.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from featcal.mergers.common.merger import Tensors, merger
 
 @merger(
     "model-stock",
-    "Model Stock: between base and average, by the angle of the task vectors of every tensor",
+    "Model Stock: a point between base and average, chosen per tensor by the angle of the task vectors",
     paper="2403.19522",
 )
 def model_stock(given: Tensors) -> Tensor:
-    """Return w_H of every tensor. The mean cosine of all pairs follows from the sum of unit vectors:
-    ||sum_i u_i||^2 = N + N (N - 1) cos."""
+    """Return the merged weights w_H of every tensor."""
     total, units = (torch.zeros_like(given.base) for _ in range(2))
     moved, count = [0] * len(given.parts), len(given.tasks)
     for change in given.vectors():
@@ -51,5 +51,7 @@ def ratio(cosine: float, count: int) -> float:
 
 
 def _mean_cosine(units: Tensor, moved: int, count: int) -> float:
-    """Mean cosine of all pairs of `count` vectors, out of the sum of the `moved` unit vectors among them."""
+    """Return the mean cosine of all pairs of `count` vectors, given the sum of the unit
+    vectors of the `moved` ones that are not 0.
+    """
     return 1.0 if count == 1 else (float(units.dot(units)) - moved) / (count * (count - 1))

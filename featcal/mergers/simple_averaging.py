@@ -1,4 +1,4 @@
-"""Merge by Simple Averaging: theta = (1/N) sum_i theta_i; the base is not part of it."""
+"""Merge by Simple Averaging: theta = (1/N) sum_i theta_i, without the base."""
 
 from __future__ import annotations
 

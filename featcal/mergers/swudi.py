@@ -1,5 +1,5 @@
-"""Follow the way from the sum of the task matrices to the one that interferes least with them (WUDI's loss, see
-`wudi`), in closed form and not to its end: our reconstruction of SWUDI (arXiv 2606.07289) from its abstract.
+"""Follow WUDI's loss (see `wudi`) downhill from the sum of the task matrices for a given time, in closed form, instead
+of to its minimum: our reconstruction of SWUDI (arXiv 2606.07289) from its abstract.
 
 WUDI's loss has the gradient 2 (t A - B), so the flow dt/ds = B - t A from t_0, the sum of the task matrices, is
 t(s) = t_0 + (B A^+ - t_0) V (1 - e^(-s L)) V^T with A = V L V^T: strong directions of A arrive at once, weak ones
@@ -20,8 +20,7 @@ from featcal.suite.options import option
 
 @merger(
     "swudi",
-    "the way from the sum of the task matrices to the one that interferes least with them, in closed form and not to "
-    "its end (after SWUDI)",
+    "WUDI's loss, followed downhill from the sum of the task matrices for a limited time, in closed form (after SWUDI)",
     paper="2606.07289",
     matrices=True,
 )
@@ -29,16 +28,19 @@ def swudi(
     changes: Sequence[Tensor],
     *,
     time: float = option(256.0, "how long the gradient flow runs, in the unit of 1 / eigenvalues", least=0),
-    share: float = option(1.0, "share of the eigenvectors, the strongest, that are followed", least=0, most=1),
+    share: float = option(
+        1.0, "share of the eigenvectors along which the matrix changes, the strongest first", least=0, most=1
+    ),
 ) -> Tensor:
-    """Return t `[m, d]` at a time of the gradient flow from the sum of the task matrices, in the strongest directions.
+    """Return the merged task matrix t `[m, d]` after some time of the gradient flow that starts at the sum of the task
+    matrices, along the strongest directions.
 
     With A = Q diag(l) Q^T it is t_0 - (t_0 A - B) Q_K diag((1 - e^(-s l)) / l) Q_K^T. Eigenvalues up to d * eps of the
-    largest are taken for 0: there the flow stands still.
+    largest count as 0: along these directions t does not change.
 
     Args:
         time: s, >= 0; 0 is the sum of the task matrices, infinity the minimiser.
-        share: of the d eigenvectors, those with the largest eigenvalues, that are followed, in [0, 1].
+        share: share of the d eigenvectors along which t changes, those with the largest eigenvalues first, in [0, 1].
     """
     a, b = normal_equations(changes)
     start = sum(changes[1:], changes[0])

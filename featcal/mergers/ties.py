@@ -1,13 +1,13 @@
-"""Merge by TIES: trim task vectors to their largest entries, elect a sign for every entry, and average what agrees with
-it (Yadav, Tam, Choshen, Raffel, Bansal, TIES-Merging, arXiv 2306.01708, Sec. 4, Algorithm 1).
+"""Merge by TIES: trim task vectors to their largest entries, elect a sign for every entry, and average the values of
+that sign (Yadav, Tam, Choshen, Raffel, Bansal, TIES-Merging, arXiv 2306.01708, Sec. 4, Algorithm 1).
 
-The largest entries are those of the *whole* task vector, over all tensors that are merged. Where the cut lies is found
-before anything is merged, in passes over every expert that hold a part of it at a time (`largest`). mergekit's `ties`
+The largest entries are those of the *whole* task vector, over all tensors that are merged. The threshold is computed
+before any tensor is merged, in passes over every expert that load a part of it at a time (`largest`). mergekit's `ties`
 trims tensor by tensor and is another method, `ties_per_tensor`.
 
-At two places, which concern single entries, the paper's code differs from its algorithm and from this one: it keeps one
-entry more, and where the trimmed values of an entry cancel to exactly 0 it takes the sign that most entries have, while
-here, as sgn(0) = 0 says, such an entry stays the base's. Equal magnitudes at the cut are all kept.
+The paper's code differs from its algorithm, and from this file, in two details that concern single entries. It keeps
+one entry more. And where the trimmed values of an entry cancel to exactly 0, it takes the sign that most entries have;
+here such an entry stays the base's, since sgn(0) = 0. Of several equal magnitudes at the threshold, all are kept.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from featcal.suite.methods import register_method
 from featcal.suite.options import option
 
 _DIGIT = 21
-"""Bits that a pass settles: three of them are the 63 of a magnitude in float64, and 2**21 counts take 16 MiB."""
+"""Bits of a magnitude that one pass determines: three passes cover the 63 bits in float64,
+and 2**21 counts take 16 MiB.
+"""
 
 
 @register_method(
     "ties",
-    "TIES as published: whole task vectors trimmed, signs elected, mean of what agrees",
+    "TIES as published: whole task vectors trimmed, signs elected, mean of the values with that sign",
     paper="2306.01708",
     note="ties trims whole task vectors, as published; trimmed tensor by tensor, as mergekit does it, it is "
     "ties-per-tensor",
@@ -43,7 +45,7 @@ class Ties(Merger):
     )
 
     def prepare(self, whole: Whole) -> list[float]:
-        """Return the smallest magnitude that is kept of every whole task vector, in three passes over the models."""
+        """Return, for every whole task vector, the smallest magnitude that is kept, in three passes over the models."""
         densities = [self.density[t] if isinstance(self.density, Mapping) else self.density for t in whole.tasks]
         return [
             largest(partial(self._parts, whole, task), kept_count(whole.entries, density))
@@ -58,11 +60,11 @@ class Ties(Merger):
 
 
 def elect(like: Tensor, vectors: Iterable[Tensor], thresholds: Sequence[float]) -> Tensor:
-    """Return the elected task vector: its sign at an entry is that of the sum of the trimmed values, its size the mean
-    of those that have this sign.
+    """Return the elected task vector: the sign of an entry is that of the sum of the trimmed values, and its size is
+    the mean of the values that have this sign.
 
     Args:
-        like: of which shape and dtype count.
+        like: a tensor whose shape and dtype are used.
         vectors: task vectors, taken one at a time, in order.
         thresholds: smallest magnitude that is kept of each; see `kept_count`.
     """
@@ -81,7 +83,7 @@ def trim_below(vector: Tensor, threshold: float) -> Tensor:
 
 
 def kept_count(entries: int, density: float) -> int:
-    """Count the entries of a task vector that stay: `density` of them, rounded down, and at least one."""
+    """Return how many entries of a task vector stay: `density` of them, rounded down, and at least one."""
     return max(1, int(density * entries))
 
 
@@ -92,7 +94,7 @@ def largest(parts: Callable[[], Iterable[Tensor]], k: int) -> float:
     is where the count from above reaches `k`.
 
     Args:
-        parts: gives the vector's parts anew, in float64; called three times.
+        parts: returns an iterator over the vector's parts, in float64; called three times.
 
     >>> largest(lambda: [torch.tensor([0.5, -3.0]).double(), torch.tensor([2.0]).double()], 2)
     2.0

@@ -1,9 +1,8 @@
 """Merge by TIES as mergekit's `ties` does: trim task vectors tensor by tensor to their largest entries, elect a sign
-for every entry, and average what agrees with it.
-
-Two rules differ from the published method (`ties`, Yadav et al., arXiv 2306.01708): the largest entries are those of
-each *tensor*, where the paper trims the task vector of the whole model at once, and the experts have weights. Numbers
-in papers' tables come from whole-vector trimming, and are not to be compared with this one's.
+for every entry, and average the values of that sign. Two rules differ from the published method (`ties`, Yadav et al.,
+arXiv 2306.01708): the largest entries are those of each *tensor*, where the paper trims the task vector of the whole
+model at once, and the experts have weights. The numbers in papers come from whole-vector trimming; do not compare them
+with this method's.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from featcal.mergers.ties import kept_count
 from featcal.suite.options import option
 
 _SMALLEST_MASS = 1e-8
-"""Sum of weights below which, since their signs cancel, nothing is divided."""
+"""Smallest sum of weights that is divided by; below it, since the signs of the weights cancel, nothing is divided."""
 
 
 @merger(
@@ -35,8 +34,10 @@ def ties_per_tensor(
     ),
     normalize: bool = option(True, "divide every entry by the weights of the experts that agree there"),
 ) -> Tensor:
-    """Return base plus scale times the elected task vector: the sign of an entry is that of sum_i w_i tau_i, plus where
-    the sum is 0; its value is the sum of the w_i tau_i of that sign, over the sum of those w_i if asked."""
+    """Return base plus scale times the elected task vector: the sign of an entry is that of sum_i w_i tau_i, positive
+    where the sum is 0; its value is the sum of the w_i tau_i of that sign, divided by the sum of those w_i with
+    `normalize`.
+    """
     sizes, densities = list(given.parts.values()), given.values_per_expert(density)
     trimmed = (trim_tensor(vector, kept, sizes) for vector, kept in zip(given.vectors(), densities, strict=True))
     plus, minus, plus_mass, minus_mass = votes(given.base, trimmed, given.values_per_expert(weights))

@@ -27,8 +27,9 @@ from featcal.suite.options import option
 def tsv_m(
     changes: Sequence[Tensor], *, scale: float = option(1.0, "factor (alpha) of the merged task matrix")
 ) -> Tensor:
-    """Keep at least one component of every task. As long as no directions of two tasks coincide, the singular values
-    are those that were kept, times the scale."""
+    """Return the merged task matrix; every task keeps at least one component. If no directions of two tasks
+    coincide, its singular values are those that were kept, times the scale.
+    """
     kept = max(1, min(changes[0].shape) // len(changes))
     u, s, vh = zip(*(largest_singular(change, kept) for change in changes), strict=True)
     return scale * (orthonormal(torch.cat(u, 1)) * torch.cat(s) @ orthonormal(torch.cat(vh)))

@@ -1,8 +1,8 @@
 """Solve for the minimiser of WUDI's loss in closed form (see `wudi`): RegMean of the task matrices with their own Gram
 matrices.
 
-It is where the flow of `swudi` ends: in directions in which no task matrix reads anything, the loss does not depend on
-t, and the sum of the task matrices stays. Other tensors are averaged. There is no scale.
+The flow of `swudi` ends here. Along directions that no task matrix reads, the loss does not depend on t, and the result
+is the sum of the task matrices. Other tensors are averaged. The method has no scale.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from featcal.mergers.swudi import swudi
 
 @merger(
     "wudi-optimum",
-    "the minimiser of WUDI's loss in closed form: where the way of `swudi` ends, and another merge than `wudi`",
+    "the minimiser of WUDI's loss in closed form: the limit of `swudi` for infinite time, which differs from `wudi`",
     matrices=True,
 )
 def wudi_optimum(changes: Sequence[Tensor]) -> Tensor:

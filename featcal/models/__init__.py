@@ -1,1 +1,1 @@
-"""Run a model block by block, on its own or beside others."""
+"""Run a model block by block, alone or next to other models."""

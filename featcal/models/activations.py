@@ -1,7 +1,8 @@
-"""Hold token states of all tasks between two blocks, on the device and in memory up to budgets and in files beyond.
+"""Store the token states of all tasks between two blocks: on the device and in memory within budgets, and beyond them
+in files.
 
-At full size it is the states, not the weights, that fill memory: two streams of every token of every task, with masks
-and position biases of every batch.
+With large models the states, not the weights, fill memory: two streams (student and expert) of every token of every
+    task, with masks and position biases of every batch.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class ActivationStore:
     Args:
         budget: bytes of token states that may be in the processor's memory together; None sets no limit.
         folder: for the files, a temporary folder of the system by default; they are deleted with the store.
-        on_device: bytes that may be on a device of its own memory together, beyond which states wait in the
-            processor's; None sets no limit.
+        on_device: bytes of token states that may be on a device with its own memory; further states wait in the
+            processor's memory. None sets no limit.
     """
 
     def __init__(self, budget: int | None = None, folder: Path | None = None, on_device: int | None = None) -> None:
@@ -48,11 +49,11 @@ class ActivationStore:
         self._number = 0
 
     def hold(self, calls: Iterable[Call] = ()) -> CallList:
-        """Return a list of calls, taken one by one: an iterator's items need not be in memory together."""
+        """Return a list of calls, taken one by one, so that an iterator's items are never all in memory."""
         return CallList(self, calls)
 
     def settle(self) -> None:
-        """Give freed memory back to the system if there is a budget."""
+        """Return freed memory to the system if there is a budget."""
         if self.budget is not None:
             # Whoever set the limit measures resident memory, in which freed pages count until they are given back.
             release_memory()
@@ -111,7 +112,7 @@ class CallList:
         self._held = []
 
     def _hold(self, call: Call) -> _Held | Call:
-        """Return the call itself if nothing limits memory, else a counted holder of it."""
+        """Return the call itself if nothing limits memory, else a wrapper that counts its bytes."""
         return _Held(self._store, call) if self._store.is_limited else call
 
     @staticmethod
@@ -121,7 +122,7 @@ class CallList:
 
 
 class _Held:
-    """One call, or what is left of it while its tensors lie in a file."""
+    """One call; while its tensors are in a file, only the rest of it."""
 
     def __init__(self, store: ActivationStore, call: Call) -> None:
         self._store = store
@@ -143,7 +144,7 @@ class _Held:
             self._write(tensors)
 
     def _write(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put the tensors, by place among the leaves, into a file."""
+        """Write the tensors into a file, each under its position among the leaves."""
         self._file = self._store.new_file()
         try:
             # Clones, because safetensors refuses tensors that share memory.
@@ -151,7 +152,7 @@ class _Held:
             save_file(own, self._file)
         except (OSError, SafetensorError) as error:
             raise InputError(
-                f"cannot keep token states in {self._file.parent} ({error}); free disk space, or write to a disk with "
+                f"cannot store token states in {self._file.parent} ({error}); free disk space, or write to a disk with "
                 "more"
             ) from error
         self._store.spilled += self._size

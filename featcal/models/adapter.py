@@ -1,7 +1,7 @@
 """Describe an architecture: where its blocks are and how a forward pass walks them.
 
 A model is a *skeleton* (the library's own modules, parameters on the meta device) and a dict of tensors. An adapter
-never rewrites a forward: block i runs as the library's own module on the tensors of whichever model.
+never rewrites a forward: block i is the library's own module, run on the tensors of any one model.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ PromptEncoder = Callable[[list[str]], Tensor]
 Batch = Mapping[str, Tensor]
 """Keyword inputs of the model for some samples of one task."""
 FIRST_LAYER, LAST_LAYER = "embeddings", "head"
-"""Names in charts and tables of what stands in front of the blocks, and of final norm and projection."""
+"""Names, in charts and tables, of the part before the blocks, and of the final norm and projection."""
 
 
 @runtime_checkable
 class TokenOptions(Protocol):
-    """The options of a calibration that decide how much a token counts."""
+    """The calibration options that decide how much each token counts."""
 
     @property
     def patch_weight(self) -> float:
-        """Return the weight of the other tokens in the last block, if the head reads one token alone."""
+        """Weight of the other tokens in the last block, if the head reads one token alone."""
 
     @property
     def completion_only(self) -> bool:
-        """Say whether only positions that predict the answer count, in causal language models."""
+        """True if only positions that predict the answer count, in causal language models."""
 
     @property
     def image_weight(self) -> float:
-        """Return the weight of a picture's tokens among those of the text."""
+        """Weight of a picture's tokens relative to those of the text."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     apart: Mapping[str, tuple[tuple[Any, ...], Mapping[str, Any]]] = field(default_factory=dict)
-    """Positional arguments after the state, and keyword arguments, of blocks that the library calls in another way than
-    the first one, such as with the mask of a window; by name of the block."""
+    """Positional arguments after the state, and keyword arguments, of blocks that the library calls with other
+    arguments than the first block, such as the mask of a window; by name of the block.
+    """
 
     @property
     def hidden_state(self) -> Tensor:
@@ -86,12 +87,12 @@ class Call:
         return Call((self.hidden_state, *args), kwargs)
 
     def tree(self) -> Any:
-        """Return everything in the call as nested containers; `Call(*tree)` is the call again."""
+        """Return all contents of the call as nested containers; `Call(*tree)` makes the call again."""
         return self.args, dict(self.kwargs), {name: (args, dict(own)) for name, (args, own) in self.apart.items()}
 
 
 Sublayer = Callable[[Call], Call]
-"""One residual part of a block, such as its attention: the call before it → the call after it."""
+"""One residual part of a block, such as its attention: maps the call before it to the call after it."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ class Block:
     """Every mixture of experts, by name inside the block; its linear maps get the tokens that its router sends."""
     routers: Mapping[str, LinearMap] = field(init=False, compare=False)
     """The router of every mixture, by name inside the block, where its scores are a linear map of a token's state. Its
-    module puts out more than these, so it is in neither `linears` nor `maps`."""
+    module returns more than the scores, so it is in neither `linears` nor `maps`.
+    """
     layernorms: Mapping[str, nn.LayerNorm] = field(init=False, compare=False)
     """Every LayerNorm, by name inside the block."""
 
@@ -141,7 +143,9 @@ class Block:
 
     @property
     def features(self) -> float:
-        """Return how many numbers one token has in inputs and, twice, outputs of all linear maps that it passes."""
+        """Return how many numbers one token takes up in the inputs of all linear maps that
+        it passes, and in their outputs counted twice.
+        """
         sizes = ((*widths(module), share) for module, share in self.token_shares())
         return sum(share * (inputs + 2 * outputs) for inputs, outputs, share in sizes)
 
@@ -159,7 +163,9 @@ class Block:
         return tuple(name for name in self.names if name.startswith(starts))
 
     def local(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return those of some tensors that are the block's, under their names inside it, given canonical names."""
+        """Return the tensors that belong to the block, under their names inside it, given
+        tensors under canonical names.
+        """
         return {name[len(self.name) + 1 :]: tensors[name] for name in self.names if name in tensors}
 
     def canonical(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -174,16 +180,15 @@ class Block:
         return functional_call(self.module, dict(local), own.args, dict(own.kwargs), tie_weights=False, strict=True)
 
     def run_part(self, local: Mapping[str, Tensor], part: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Return what the forward of a module inside the block gives, such as that of its attention."""
+        """Return the output of a module inside the block, such as its attention, run with these tensors."""
         own = {name[len(part) + 1 :]: tensor for name, tensor in local.items() if name.startswith(f"{part}.")}
         module = self.module.get_submodule(part)
         return functional_call(module, own, args, kwargs, tie_weights=False, strict=True)
 
 
 class Stage(ABC):
-    """Blocks that follow each other in forward order, fed by one first call.
-
-    CLIP has one stage, an encoder-decoder two: the decoder's first call is taken after the encoder is done.
+    """Consecutive blocks in forward order, which start from one captured first call. CLIP has one stage. An
+    encoder-decoder has two: the decoder's first call is captured when the encoder is done.
     """
 
     name: str
@@ -198,11 +203,11 @@ class Stage(ABC):
     """Axis of the heads in the inputs of norms over each head's part of a token: 2 for `[batch, tokens, heads, width]`,
     1 for `[batch, heads, tokens, width]`; None without such norms."""
     leads = False
-    """True if a class token stands in front of a picture's patches, read by the head alone or beside them."""
+    """True if the sequence of a picture begins with a class token that the head reads, alone or with the patches."""
     spent: tuple[str, ...] = ()
-    """Names of inputs that only the first call of the stage reads."""
+    """Names of inputs that are no longer needed after the stage's first call."""
     feeds = True
-    """True if anything after the stage, final features included, depends on it."""
+    """True if anything after the stage depends on it, final features included."""
 
     @abstractmethod
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
@@ -210,18 +215,26 @@ class Stage(ABC):
 
     @abstractmethod
     def weighting(self, index: int, module: str) -> str:
-        """Return the name of the token weighting of `module` in block `index`; "all" is weight 1 on every token."""
+        """Return the name of the rule by which tokens of `module` in block `index` are
+        weighted; "all" gives every token weight 1.
+        """
 
     @abstractmethod
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Return the weights `[batch, tokens]`, >= 0, of a weighting; None means all 1, 0 leaves a token out."""
+        """Return the weights `[batch, tokens]`, >= 0, under a rule of `weighting`; None
+        means all 1, and 0 leaves a token out.
+        """
 
     def part(self, module: str) -> str:
-        """Return the residual part, named as in `sublayers`, of a linear map of a block; "block" without parts."""
+        """Return the name of the residual part, as in `sublayers`, to which a linear map of
+        a block belongs; "block" if the block has no parts.
+        """
         return "block"
 
     def sharing(self, index: int) -> Sequence[Sequence[str]] | None:
-        """Return all linear maps of a block, grouped by the input they share; None if only a run can tell."""
+        """Return all linear maps of a block, grouped by the input that they share; None if
+        only a run can show the groups.
+        """
         return None
 
     def arrange_tokens(self, given: Tensor) -> Tensor:
@@ -229,7 +242,7 @@ class Stage(ABC):
         return given.movedim(1, 2) if given.ndim == 4 and self.head_axis == 1 else given
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
-        """Return all that later layers see of this batch, `[batch, tokens, width]`, with padding zeroed."""
+        """Return everything about this batch that later layers read, `[batch, tokens, width]`, with padding zeroed."""
         return call.hidden_state
 
     def own_state(self, call: Call, inputs: Batch) -> Tensor:
@@ -237,8 +250,9 @@ class Stage(ABC):
         return self.state(call, inputs)
 
     def token_ids(self, inputs: Batch) -> Mapping[str, Tensor]:
-        """Return the ids `[batch, tokens]` of all tokens of `state`, in the order of its token axis, by what they are
-        of, -100 where there is padding; nothing for tokens without ids, which are the patches of pictures."""
+        """Return the ids `[batch, tokens]` of all tokens of `state`, in the order of its token axis, keyed by the text
+        that they come from; -100 on padding. Empty for tokens without ids, such as patches of pictures.
+        """
         return {}
 
     def with_state(self, call: Call, state: Tensor) -> Call:
@@ -246,7 +260,8 @@ class Stage(ABC):
         return call.with_state(state)
 
     def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
-        """Return the residual parts of a block in order, which together are the block; empty without such parts.
+        """Return the residual parts of a block in order, which together make up the block; empty if the block has no
+        such parts.
 
         Args:
             tensors: placed, by name inside the block.
@@ -259,10 +274,12 @@ class Stage(ABC):
 
 
 class Adapter(ABC):
-    """One architecture family at one size."""
+    """Description of one architecture family at one size."""
 
     in_use: AbstractContextManager[Any]
-    """Held by the thread that walks through the skeleton, whose modules take the tensors of one model at a time."""
+    """Lock held by the thread that walks through the skeleton, since its modules can take
+    the tensors of only one model at a time.
+    """
 
     def __new__(cls, *_: Any, **__: Any) -> Adapter:
         adapter = super().__new__(cls)
@@ -278,64 +295,72 @@ class Adapter(ABC):
     library = "transformers"
     """Package that loads the written model."""
     classes: tuple[str, ...] = ()
-    """Names in `architectures` of a `config.json` that have the tensors of this architecture."""
+    """Names in `architectures` of a `config.json` whose checkpoints have the tensors of this architecture."""
     remakes: Mapping[str, str] = {}
-    """Names in `architectures` of other classes → how to turn one into a model of this architecture."""
+    """Names in `architectures` of other classes → a function that converts one into a model of this architecture."""
     modality: Literal["pixels", "seq2seq", "causal", "text"]
     """Kind of samples: "pixels", "seq2seq" (text to text), "causal" (text to continue) or "text" (to classify)."""
     scores_with: Literal["prompts", "vocabulary", "own"]
-    """Head of a task for which a model brings none: "prompts" (features of class prompts, by the base's text tower),
-    "vocabulary" (the model's own tensor in `scoring`, a row per token) or "own" (that of the task's expert)."""
+    """Source of a task's head if the model has none for the task: "prompts" (features of class prompts, by the
+    base's text tower), "vocabulary" (the model's own tensor in `scoring`, a row per token) or "own" (the head of the
+    task's expert).
+    """
     stages: tuple[Stage, ...]
     tower: tuple[str, ...]
-    """Canonical names that base, merged and every expert must have: all tensors that a merger acts on."""
+    """Canonical names that base, merged model and every expert must have: all tensors that a merger merges."""
     head: tuple[str, ...]
     """Canonical names read from the base for every model (CLIP: the visual projection), possibly none."""
     closing: tuple[str, ...]
-    """Names of the tower that `final` needs."""
+    """Names of the tensors in `tower` that `final` needs."""
     scoring: tuple[str, ...] = ()
-    """Names of the tower that `output` needs."""
+    """Names of the tensors in `tower` that `output` needs."""
     scale = 1.0
-    """Factor of the final features before `scoring`."""
+    """Factor by which final features are multiplied before `scoring`."""
     softcap: float | None = None
     """Bound of the scores of tokens: cap * tanh(scores / cap); None without one."""
     vocabulary: tuple[str, ...] = ()
     """Names of tensors with one row per token of the vocabulary."""
     classifier: tuple[str, ...] = ()
     """Names of the linear maps, with tanh between them, that form every expert's own head from final features to
-    scores, if `scores_with` is "own"; of a head that is more than that (`head_module`), the last of them."""
+    scores, if `scores_with` is "own"; for any other head (`head_module`), the last map of the head.
+    """
     aliases: Mapping[str, str] = {}
     """Names under which files repeat a tensor → the tensor; both must hold the same values."""
     image_processor = ""
-    """Class of transformers that turns pictures into pixels unless the files say otherwise; empty for the class that
-    the base's settings name."""
+    """Class of transformers that turns pictures into pixels, unless the files name another;
+    empty for the class in the base's settings.
+    """
     class_token = False
     """True if the first token is a class token."""
     causal = False
-    """True if every token sees only those before it."""
+    """True if every token attends only to tokens before it."""
     sentence_text: SentenceText | None = None
-    """Changes of sentence-transformers to a text before the model reads it; None for models that give no embeddings."""
+    """Changes that sentence-transformers makes to a text before the model reads it; None
+    for models that give no embeddings.
+    """
     reads_prompts = False
-    """True if the text tower is a stage too: every picture then comes with a prompt, and every model's own text tower
-    makes the heads from class prompts."""
+    """True if the text tower is a stage too: every picture then comes with a prompt, and each model's own text tower
+    makes its heads from class prompts.
+    """
     image_token: int | None = None
-    """Token that stands for a part of a picture, in a language model that reads pictures."""
+    """Token that takes the place of a part of a picture, in a language model that reads pictures."""
     kept_float32: tuple[str, ...] = ()
     """Parts of names of tensors that transformers keeps in float32 when it loads a float16 model."""
     defaults: Mapping[str, Any]
     """The paper's settings of Algorithm 1 for this architecture."""
     settings: Mapping[str, Any]
-    """Options that change the forward without changing a shape; all models of a suite must agree on them."""
+    """Options that change the forward without changing a shape; all models of a suite must have equal values."""
     limits = ""
-    """Limits of an architecture that no row of facts describes, in words; empty for all others."""
+    """Limits, in words, of an architecture that no row of facts describes; empty for all others."""
 
     @abstractmethod
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """Return final features `[batch, k]` after the last block; needs the tensors in `closing` and `head`."""
 
     def answer_features(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> list[Tensor]:
-        """Return by sample the final features `[tokens, k]` at every position that decides a token of its answer, which
-        of classes is one; needs what `final` needs."""
+        """Return, per sample, the final features `[tokens, k]` at every position that decides a token of its answer
+        (one position if the answer is a class); needs the same tensors as `final`.
+        """
         return [*self.final(tensors, call, inputs)[:, None]]
 
     @property
@@ -358,7 +383,7 @@ class Adapter(ABC):
 
     @property
     def answers(self) -> Answers:
-        """Return the kind of decision of these models if a model brings no head."""
+        """Return the kind of decision of models without a head of their own."""
         return "text" if self.scores_with == "vocabulary" else "classes"
 
     @property
@@ -367,7 +392,7 @@ class Adapter(ABC):
         return self.answers == "text"
 
     def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
-        """Return what answers batches with text on the given tensors of the tower, if `answers` is "text".
+        """Return a generator that answers batches with text, on the given tensors of the tower, if `answers` is "text".
 
         Args:
             folder: checkpoint whose generation settings are used.
@@ -391,7 +416,8 @@ class Adapter(ABC):
         """
 
     def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
-        """Return what encodes class prompts through the base's text tower, and the factor of their cosines to features.
+        """Return a function that encodes class prompts with the base's text tower, and the factor by which cosines
+        between prompts and features are multiplied.
 
         Raises:
             NoScores: the base has no text tower, or no tokenizer.
@@ -400,8 +426,8 @@ class Adapter(ABC):
         raise NoScores(f"base: {name_place(base.folder)} has no text tower, so there is no zero-shot head")
 
     def prompt_encoder_of(self, base: Located, model: Weights) -> tuple[PromptEncoder, float]:
-        """Return what encodes class prompts through a model's own text tower, and the factor of their cosines to
-        features, if `reads_prompts`.
+        """Return a function that encodes class prompts with a model's own text tower, and the factor by which cosines
+        are multiplied, if `reads_prompts`.
 
         Raises:
             NoScores: the base has no text tower, or no tokenizer.
@@ -420,11 +446,11 @@ class Adapter(ABC):
 
     @abstractmethod
     def tokens(self, inputs: Batch) -> int:
-        """Return the number of tokens of a batch in all stages together, padding included."""
+        """Return the number of tokens of a batch, summed over all stages, padding included."""
 
     @abstractmethod
     def misfit(self, inputs: Batch) -> str | None:
-        """Return what keeps `inputs` from being inputs of the model; None if nothing does."""
+        """Return the reason why the model cannot take these inputs; None if it can."""
 
     @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -432,11 +458,13 @@ class Adapter(ABC):
 
     @abstractmethod
     def canonical(self, stored: str) -> str | None:
-        """Return the canonical name of a tensor in a checkpoint file; None for one that carries no information."""
+        """Return the canonical name of a tensor in a checkpoint file; None for a tensor that is redundant."""
 
     @abstractmethod
     def is_carried(self, name: str) -> bool:
-        """Say whether a tensor outside `tower` and `head` is a known part of the checkpoint, such as a text tower."""
+        """Say whether a tensor outside `tower` and `head` is a known part of the
+        checkpoint, such as a text tower, and is copied unchanged.
+        """
 
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
         """Return a `config.json` that transformers 4 (4.57) and 5 read alike, and notes for users of version 4.
@@ -461,7 +489,7 @@ class Adapter(ABC):
         return [block for stage in self.stages for block in stage.blocks]
 
     def block_layers(self) -> list[str]:
-        """Return the names of all blocks as charts and tables show them, in forward order."""
+        """Return the names of all blocks, in forward order, as charts and tables show them."""
         several = len(self.stages) > 1
         return [
             f"{stage.name} block {i}" if several else f"block {i}"
@@ -470,22 +498,27 @@ class Adapter(ABC):
         ]
 
     def block_names(self) -> dict[str, str]:
-        """Return what tables, options and messages call a block, by the prefix of its tensors, in forward order."""
+        """Return the names of all blocks in tables, options and messages, by the prefix of
+        a block's tensors, in forward order.
+        """
         return dict(zip((block.name for block in self.blocks()), self.block_layers(), strict=True))
 
     def name_of(self, block: Block) -> str:
-        """Return what tables, options and messages call a block: `block 0`, or `encoder block 3` of several stages."""
+        """Return the name of a block in tables, options and messages: `block 0`, or
+        `encoder block 3` if there are several stages.
+        """
         return self.block_names()[block.name]
 
     def layers(self) -> list[str]:
-        """Return the names of all layers in forward order: for every stage what stands in front of it and its blocks,
-        then the head."""
+        """Return the names of all layers in forward order: for every stage the part before
+        its blocks and the blocks, then the head.
+        """
         blocks = iter(self.block_layers())
         stages = ([self.first_layer(stage), *islice(blocks, len(stage.blocks))] for stage in self.stages)
         return [*chain.from_iterable(stages), LAST_LAYER]
 
     def first_layer(self, stage: Stage) -> str:
-        """Return the name of what stands in front of a stage, as charts and tables show it."""
+        """Return the name, in charts and tables, of the part before a stage's blocks."""
         return FIRST_LAYER if len(self.stages) == 1 else f"{stage.name} {FIRST_LAYER}"
 
     def class_token_at(self, stage: Stage) -> bool:
@@ -539,16 +572,16 @@ class Adapter(ABC):
 
 @contextmanager
 def walking(adapter: Adapter) -> Iterator[None]:
-    """Let this thread alone walk through an adapter's blocks inside the `with`, under `computing`, without gradients.
+    """Give this thread alone the use of an adapter's blocks inside the `with`, under `computing`, without gradients.
 
-    Other threads that want the same adapter wait until this walk ends, however it ends.
+    Other threads that want the same adapter wait until this walk has ended, even by an error.
     """
     with adapter.in_use, torch.no_grad(), computing:
         yield
 
 
 class _StopForward(Exception):
-    """The exception that the hook on block 0 raises; nothing else may be caught."""
+    """The exception that the hook on block 0 raises; the only exception that is caught there."""
 
 
 def capture_call(model: nn.Module, first_block: nn.Module, tensors: Mapping[str, Tensor], **inputs: Any) -> Call:
@@ -577,7 +610,8 @@ def capture_call(model: nn.Module, first_block: nn.Module, tensors: Mapping[str,
 
 
 def read_alone(call: Call, read: Tensor | int, other: float, attended: Tensor | None = None) -> Tensor:
-    """Return token weights `[batch, tokens]`, float64, for a head that reads one token of every sample: 1 for that one.
+    """Return token weights `[batch, tokens]`, float64, for a head that reads one token of every sample; that token has
+    weight 1.
 
     Args:
         call: of the stage's first block.

@@ -1,4 +1,4 @@
-"""Compute attention by a kernel that is chosen call by call, so that no thread sets anything for the others."""
+"""Compute attention by a kernel that is chosen for each call, so that no thread changes a setting of other threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featcal.system.errors import InputError
 
 _NAME = "featcal"
 _SMALL_SCORES = 2**25
-"""Bytes of attention scores up to which plain products are used."""
+"""Largest size in bytes of the attention scores for which plain products are used."""
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
@@ -34,7 +34,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
 
 
 def choose_attention(model: PreTrainedModel) -> None:
-    """Let a skeleton of transformers, of which nobody else holds a part, compute attention by `attention`."""
+    """Let a skeleton of transformers compute attention by `attention`; no one else may hold a part of it."""
     model.set_attn_implementation(_NAME)
 
 
@@ -100,7 +100,7 @@ def _capped_attention(
 
 
 class _PlainKernel(TorchFunctionMode):
-    """Mode in which this thread's calls of torch's attention are calls of `_plain`."""
+    """Mode in which this thread's calls of torch's attention go to `_plain`."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         called = _plain if func is scaled_dot_product_attention else func
@@ -117,7 +117,8 @@ def _forward(
     """
     if options.get("s_aux") is not None:
         raise InputError(
-            "this architecture's attention has sinks, a score beside those of the tokens; featcal does not compute them"
+            "this architecture uses attention sinks (an extra score besides those of the tokens), which featcal does "
+            "not compute"
         )
     if options.get("softcap") is not None:
         return _capped_attention(module, query, key, value, attention_mask, **options), None

@@ -1,4 +1,4 @@
-"""Record what enters and leaves the modules of a block, without changing the block."""
+"""Record the inputs and outputs of the modules of a block, without changing the block."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torch import Tensor, nn
 
 
 class _SeenAll(Exception):
-    """The exception that the hook on the last module raises; nothing else may be caught."""
+    """The exception that the hook on the last module raises; the only exception that is caught there."""
 
 
 @contextmanager
 def record_inputs(modules: Mapping[str, nn.Module], enough: int | None = None) -> Iterator[dict[str, Tensor]]:
-    """Fill name → input of those `modules` that run inside the `with`, in the order of their calls.
+    """Yield a dict that fills, inside the `with`, with the input of each of the `modules` that runs, by name and in the
+    order of the calls.
 
     Modules that receive the same tensor hold the same object, so shared inputs are found by identity.
 
     Args:
-        enough: number of inputs after which the body of the `with` is left.
+        enough: number of inputs after which the body of the `with` ends early.
 
     Raises:
         RuntimeError: a module is called twice, or not with one positional tensor.
@@ -54,8 +55,8 @@ def capture_inputs(modules: Mapping[str, nn.Module], to_the_end: bool = True) ->
     """Record the input of every one of the `modules` inside the `with`, and require that each was called.
 
     Args:
-        to_the_end: False leaves the body of the `with` at the last input: the last product of the block is then not
-            formed, but a module that is called again afterwards goes unnoticed.
+        to_the_end: False ends the body of the `with` at the last input. This saves the last product of the block, but
+            does not notice a module that is called again afterwards.
 
     Raises:
         RuntimeError: also at exit, if a module was not called: its statistics would be incomplete.
@@ -69,7 +70,9 @@ def capture_inputs(modules: Mapping[str, nn.Module], to_the_end: bool = True) ->
 
 @contextmanager
 def capture_outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """Fill name → output (bias included) of every one of the `modules` that runs inside the `with`."""
+    """Yield a dict that fills, inside the `with`, with the output (bias included) of each
+    of the `modules` that runs, by name.
+    """
     seen: dict[str, Tensor] = {}
 
     def remember(name: str) -> Any:

@@ -24,7 +24,7 @@ class Compute:
     dtype: torch.dtype
 
     def move(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors on the device in their own dtype, for the solve, which must lose nothing."""
+        """Return the tensors on the device in their own dtype, for the solve, which must not lose precision."""
         if self.device.type != "cuda":
             return {name: tensor.to(self.device) for name, tensor in tensors.items()}
         # Through pinned memory, so that nobody waits for the copy.
@@ -39,30 +39,30 @@ class Compute:
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor in a dtype: where it lies, or on the CPU where its device has no such dtype."""
+    """Return a tensor in a dtype, on its device, or on the CPU if the device lacks that dtype."""
     return tensor.to(find_device(tensor.device, dtype), dtype)
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64: where it lies, or on the CPU where its device has none."""
+    """Return a tensor in float64, on its device, or on the CPU if the device has no float64."""
     return cast(tensor, torch.float64)
 
 
 def find_device(device: torch.device, dtype: torch.dtype) -> torch.device:
-    """Return the device, or the CPU where it has no such dtype."""
+    """Return the device, or the CPU if the device lacks the dtype."""
     return torch.device("cpu") if dtype is torch.float64 and dtype is not widest_float(device) else device
 
 
 def has_own_memory(device: torch.device) -> bool:
-    """Say whether a device has memory beside the processor's; a Mac's has not."""
+    """Say whether a device has memory separate from the processor's; a Mac's GPU has not."""
     return device.type not in ("cpu", "mps")
 
 
 def require_float64(device: torch.device, what: str) -> None:
-    """Check that a device has float64, for what is not divided between it and the CPU.
+    """Check that a device has float64, for computations that cannot move to the CPU.
 
     Raises:
-        InputError: it has not.
+        InputError: the device has no float64.
     """
     if widest_float(device) is not torch.float64:
         raise InputError(f"{what} needs float64, which {device} does not have; use --device cpu")
@@ -74,14 +74,16 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 
 _WITHOUT_FLOAT64 = frozenset({"mps"})
-"""Kinds of devices whose features and products are float32, and whose sums and systems the CPU has in float64."""
+"""Kinds of devices without float64: features and products are float32 there, and the CPU
+does float64 sums and solves.
+"""
 
 DTYPES = {"exact": torch.float32, "fast": torch.bfloat16}
-"""By the names of `suite.calibration_options.PRECISIONS`."""
+"""Compute dtypes by the names of `suite.calibration_options.PRECISIONS`."""
 
 
 def compute_for(device: str, precision: str = "exact") -> Compute:
-    """Return the `Compute` of the public options.
+    """Return the `Compute` for the public options `device` and `precision`.
 
     Args:
         device: "auto" (CUDA if there is one), "cpu", any CUDA device such as "cuda" or "cuda:1", or "mps": a Mac's,
@@ -106,7 +108,7 @@ def compute_for(device: str, precision: str = "exact") -> Compute:
 
 @contextmanager
 def use_threads(count: int | None) -> Iterator[None]:
-    """Let so many threads share a product meanwhile, in this thread; None leaves them as they are."""
+    """Use this number of threads for products inside the `with`, in this thread; None changes nothing."""
     before = torch.get_num_threads()
     # Threads cut sums into parts, which moves their last bits.
     torch.set_num_threads(count or before)
@@ -123,7 +125,7 @@ Setting = tuple[Any, str]
 class _Computing(ContextDecorator):
     """Settings of the whole process: the first thread to enter makes them, the last one to leave restores them.
 
-    Nothing in here belongs to a thread, so it does not matter which one is last.
+    No setting belongs to a thread, so any thread may be the last.
     """
 
     def __init__(self) -> None:
@@ -144,7 +146,7 @@ class _Computing(ContextDecorator):
 
 
 computing = _Computing()
-"""Makes float32 products float32 on every device inside the `with`, by the fastest kernels that are.
+"""Context in which float32 products are computed in full float32 on every device, by the fastest kernels that do so.
 
 On CUDA, TF32 is off whatever the process has set. On the CPU, torch's setting for oneDNN's products is "bf16": it hands
 float32 products to oneDNN, which rounds to bfloat16 on processors with matrix tiles alone and elsewhere has AVX-512
@@ -193,8 +195,9 @@ def _put_back(before: list[Setting]) -> None:
 
 @cache
 def _takes_onednn() -> bool:
-    """Say whether oneDNN is to form float32 products: not where MKL runs on a processor of Intel's, and elsewhere if
-    products under the setting "bf16" are exact in bits that bfloat16 would lose."""
+    """Say whether oneDNN should compute float32 products. It should not where MKL runs on an Intel processor; elsewhere
+    it should if products under the setting "bf16" keep bits that bfloat16 would lose.
+    """
     if not backends.mkldnn.is_available() or (backends.mkl.is_available() and is_intel()):
         return False
     value = 1 + 2.0**-12

@@ -1,4 +1,4 @@
-"""Bundle what every walk over the blocks of a model needs."""
+"""Bundle the objects that every walk over the blocks of a model needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featcal.system.progress import Progress, Seconds, silent
 
 @dataclass(frozen=True)
 class Run:
-    """The models of one suite and the means of one measurement or calibration."""
+    """The models of one suite, with device, storage and timers, for one measurement or calibration."""
 
     adapter: Adapter
     base: Weights
@@ -27,8 +27,8 @@ class Run:
     compute: Compute
     progress: Progress = silent
     store: ActivationStore = field(default_factory=ActivationStore)
-    """Holds token states between two blocks, within its budget of memory."""
+    """Stores token states between two blocks, within its memory budget."""
     seconds: Seconds = field(default_factory=Seconds)
-    """Adds up the time of every stage."""
+    """Timer that sums the seconds of every stage."""
     ranks: Ranks = ALONE
     """The processes that share the tasks."""

@@ -1,4 +1,4 @@
-"""Compute features of a model in the walk over blocks that drift and calibration use, too."""
+"""Compute features of a model by the same walk over blocks that drift and calibration use."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def final_features(
     """Return final features `[n, k]` of all batches, on the compute device; one block is in memory at a time.
 
     Args:
-        kept: remembers which batches were checked against the library's own forward.
-        name: of these batches there; no task that the model has a map for.
+        kept: remembers which batches were compared with the library's own forward.
+        name: of these batches in `kept`; not the name of a task for which the model has a map.
     """
     alone = ExpertPass(name, model, list(batches), (), compute, kept)
     return expert_features(Run(adapter, model, model, head, compute), {name: alone})[name]
@@ -53,12 +53,12 @@ def expert_features(run: Run, experts: Mapping[str, ExpertPass]) -> dict[str, Fl
 def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]:
     """Return a model's features after every layer on the samples of one task, by layer in forward order, on the CPU.
 
-    Behind embeddings and blocks they are the state `[n, d]` of the class token if the architecture has one, else the
-    mean over the stage's own tokens without padding. The last layer gives the final features `[n, k]`, through the
-    model's map for the task if it has one.
+    After embeddings and after each block they are the state `[n, d]` of the class token if the architecture has one,
+    else the mean over the stage's own tokens without padding. The last layer gives the final features `[n, k]`, through
+    the model's map for the task if it has one.
 
     Args:
-        one: the samples and any model; what was kept of it is not computed again.
+        one: the samples with any model; results that are cached for it are not computed again.
     """
     adapter, found = run.adapter, {}
     with walking(adapter):
@@ -77,7 +77,7 @@ def layer_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n d"]]
 
 def depth_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n k"]]:
     """Return the final features that a model would have if it ended after each block of its last stage, by block in
-    forward order, on the CPU; those after the last block are its own.
+    forward order, on the CPU; those after the last block are the model's own.
 
     Args:
         one: as in `layer_features`.
@@ -96,7 +96,9 @@ def depth_features(run: Run, one: ExpertPass) -> dict[str, Float[Tensor, "n k"]]
 
 
 def _layers(adapter: Adapter, walk: BlockwiseForward, stages: Iterable[Stage]) -> Iterator[tuple[str, Stage]]:
-    """Yield every layer of some stages by name, when the walk's experts have passed it; to be consumed to the end."""
+    """Yield the name of every layer of some stages as soon as the walk's experts have
+    passed it; consume it to the end.
+    """
     names = adapter.block_names()
     for stage in stages:
         walk.enter(stage)

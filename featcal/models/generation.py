@@ -1,4 +1,4 @@
-"""Generate text token by token with the library's own whole language model."""
+"""Generate text, token by token, with the library's own whole language model."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ _PLAIN: Mapping[str, Any] = {
     "return_dict_in_generate": False, "num_return_sequences": 1, "stop_strings": None,
     "cache_implementation": None, "prompt_lookup_num_tokens": None,
 }  # fmt: skip
-"""Options in the place of a model's own: there is one answer per prompt, as a tensor of tokens, and ways to make it
-faster need packages, devices or batches of one."""
+"""Generation options that replace the model's own: one answer per prompt, as a tensor of tokens; and none of the
+speedups that need other packages, devices or batches of one.
+"""
 
 
 def read_generation_config(folder: Path) -> Any:
     """Return the generation settings beside a model's weights; None where there are none.
 
     Raises:
-        InputError: the file does not hold settings of generation.
+        InputError: the file does not hold generation settings.
     """
     from transformers import GenerationConfig
 
@@ -54,19 +55,24 @@ class Generator:
     encodes: bool
     """True if the prompt goes to an encoder; otherwise the answer continues it."""
     positions: int | None = None
-    """Tokens that prompt and answer may have together; answers end there. None without a table of positions."""
+    """Largest number of tokens of prompt and answer together, at which answers end. None
+    without a table of positions.
+    """
     stated: int | None = None
-    """Tokens that a text may have by the model's configuration; rotary positions go on after them, where the model was
-    not trained. None if it names no number."""
+    """Largest number of tokens of a text by the model's configuration; rotary positions go on beyond it, but the model
+    was not trained there. None if the configuration states no number.
+    """
     seen: Callable[[Mapping[str, Tensor], Tensor], Mapping[str, Tensor]] | None = None
     """Returns the model's inputs for the pictures of a batch, given the batch and the token ids that it reads; None if
     the model reads no pictures."""
     unsaid: tuple[int, ...] = ()
-    """Tokens that are kept out of answers: those that stand for pictures, which the library would take for more."""
+    """Tokens that are excluded from answers: those that represent pictures, which the
+    library would take for further pictures.
+    """
 
     @property
     def ends(self) -> frozenset[int]:
-        """Return the tokens that end an answer; none if the model names none."""
+        """Return the tokens that end an answer; none if the model defines none."""
         named = self.model.generation_config.eos_token_id
         if named is None:
             named = self.model.config.eos_token_id
@@ -79,18 +85,19 @@ class Generator:
             options: of transformers' `generate`; `pad_token_id` among them.
 
         Raises:
-            InputError: the model's own settings rule that out.
+            InputError: the model's own settings rule out such an answer.
         """
         padding = options["pad_token_id"] or 0
         return pad_sequence(self._produce(batch, options), batch_first=True, padding_value=padding)
 
     def each_answer(self, batch: Mapping[str, Tensor], **options: Any) -> list[Tensor]:
-        """Return the new token ids of every prompt, `[new]`, up to and including the first that ends an answer; the
-        options and errors are those of `answers`."""
+        """Return the new token ids of every prompt, `[new]`, up to and including the first token that ends an
+        answer; options and errors as in `answers`.
+        """
         return [self._cut_at_end(row) for row in self._produce(batch, options)]
 
     def _produce(self, batch: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Tensor]:
-        """Return new token ids of every prompt, `[new]`; padding stands only after a token that ends an answer."""
+        """Return the new token ids of every prompt, `[new]`; padding only follows a token that ends an answer."""
         if self.encodes:
             ids, mask = batch["input_ids"], batch["attention_mask"]
         else:
@@ -114,7 +121,8 @@ class Generator:
         return [*produced[:, 1 if self.encodes else ids.shape[1] :]]  # a decoder begins with its start token
 
     def sample(self, batch: Mapping[str, Tensor], tokens: int) -> list[Tensor]:
-        """Draw answers from the model's own distribution, at temperature 1 and uncut, by torch's global generator.
+        """Draw answers from the model's own distribution, at temperature 1 and without top-k or top-p, by torch's
+        global generator.
 
         Args:
             tokens: largest number of new ones.
@@ -184,7 +192,7 @@ class Generator:
 def prompts(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the prompts of a causal batch without their answers, padded on the left as generation needs it.
 
-    A text without an answer is a prompt as a whole.
+    A text without an answer is entirely prompt.
 
     Returns:
         Token ids and attention mask, `[batch, tokens]`.
@@ -230,10 +238,11 @@ class TextAnswerer:
 
 
 def prompt_batch(batch: Mapping[str, Tensor], longest: int | None = None) -> Mapping[str, Tensor]:
-    """Return the prompts of a batch; texts without answers, as experts write them, are cut to their first half.
+    """Return the prompts of a batch; a text without an answer, such as one that an expert generated, is cut to its
+    first half.
 
     Args:
-        longest: tokens from which the prompt of a decoder loses its beginning, but for its first token.
+        longest: number of tokens above which the prompt of a decoder loses its beginning, except its first token.
     """
     kept, answer = batch["attention_mask"], batch.get("completion_mask")
     # Texts with a picture must stay whole, and an encoder's prompts are as long as its samples.

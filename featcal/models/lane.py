@@ -1,4 +1,4 @@
-"""Run one model on the batches of one task, block by block (a lane), and keep what the next walk can use."""
+"""Run one model on the batches of one task, block by block (a *lane*), and cache results for the next walk."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class BlockStep:
     after: Call
     """Arguments of the next block."""
     inputs: Mapping[str, Tensor]
-    """Inputs of the linear maps that were asked for, by name."""
+    """Inputs of the requested linear maps, by name."""
     outputs: Mapping[str, Tensor]
-    """Outputs, bias included, of the linear maps that were asked for, by name."""
+    """Outputs, bias included, of the requested linear maps, by name."""
 
 
 def run_block(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: Call) -> Call:
-    """Return the call of the next block after one block of any model; every step of every lane goes through here.
+    """Return the call of the next block after one block of any model; every step of every lane calls this function.
 
     Args:
         tensors: the model's, placed, by name inside the block.
 
     Raises:
-        InputError: torch lacks one of the block's operations on this device; names the block.
+        InputError: torch lacks one of the block's operations on this device; the message names the block.
     """
     try:
         return stage.advance(call, block.run(tensors, call))
@@ -54,44 +54,43 @@ def run_block(stage: Stage, block: Block, tensors: Mapping[str, Tensor], call: C
 
 
 class Sums(Protocol):
-    """Sums over tasks that depend on models alone."""
+    """Sums over tasks that depend only on the models."""
 
     def tensors(self) -> Iterable[Tensor]:
-        """Return all that they hold."""
+        """Return all tensors in the sums."""
 
 
 Thing = BlockStep | Call | Sums
 
 
 class WalkCache:
-    """Results that one walk leaves for the next one, in memory as far as there is room.
-
-    These are first calls of every lane and, of lanes whose model stays the same (the experts'), all steps, and sums of
-    their weights. They depend on models and samples, not on lam, rho or alpha.
+    """Cache, limited in size, of results of one walk that the next walk reuses. It holds the first calls of every lane;
+    for lanes whose model stays the same (the experts'), also all steps and sums of their weights. These depend on
+    models and samples, not on lam, rho or alpha.
 
     Args:
-        budget: bytes, beyond which blocks are run anew every time.
+        budget: size in bytes; blocks that do not fit are run again each time.
     """
 
     def __init__(self, budget: int) -> None:
         self.left = budget
-        """Bytes that are still free."""
+        """Bytes that are still available."""
         self.checked: set[str] = set()
-        """Tasks whose first batch was checked against the library's own forward."""
+        """Tasks whose first batch was compared with the library's own forward."""
         self.spared = Timing()
-        """Work that was found and not done again, as long as it took when it was done."""
+        """Time saved by reuse: how long the reused results took to compute."""
         self.spared_bytes = 0
-        """Bytes of what was found, as far as it was asked for; found twice they count twice."""
+        """Bytes of reused results, as far as they were asked for; counted again at each reuse."""
         self._entries: dict[Hashable, tuple[Sequence[object], list[Any], Timing]] = {}
 
     @classmethod
     def from_device(cls, device: torch.device) -> WalkCache:
-        """Return an empty one with a quarter of the memory that the device can spare now."""
+        """Return an empty cache of a quarter of the memory that the device can spare now."""
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
         return cls((free or 2**32) // 4)
 
     def find(self, key: Hashable, made_of: Sequence[object]) -> list[Any] | None:
-        """Return what was kept under a key, one thing per batch; None if it was made of other objects."""
+        """Return the results under a key, one per batch; None if they were computed from other objects."""
         of, things, _ = self._entries.get(key, ((), [], None))
         # By identity, so that nothing stale is found and no tensor has to be compared.
         same = len(of) == len(made_of) and all(one is other for one, other in zip(of, made_of, strict=True))
@@ -99,11 +98,11 @@ class WalkCache:
 
     @contextmanager
     def keeping(self, key: Hashable, made_of: Sequence[object], effort: Timing) -> Iterator[Callable[[Thing], None]]:
-        """Keep what is handed over inside the `with` in place of the key's old things: all of it, or nothing if room
-        runs out or the walk is given up.
+        """Collect results inside the `with`, and store them under a key in place of the old ones: all of them, or none
+        if room runs out or the walk is interrupted.
 
         Args:
-            effort: what it takes to make the things, complete when the `with` ends.
+            effort: time that the results take to compute, complete when the `with` ends.
         """
         self._drop(key)
         things: list[Thing] = []
@@ -133,10 +132,10 @@ class WalkCache:
             self._entries[key] = made_of, things, effort
 
     def spare(self, key: Hashable, asked: Iterable[Thing]) -> None:
-        """Count what was kept under a key as found.
+        """Count the results under a key as reused.
 
         Args:
-            asked: what would have been kept had nothing been there.
+            asked: the results that would have been stored if there had been none.
         """
         self.spared.add(self._entries[key][2])
         self.spared_bytes += sum(map(_bytes, asked))
@@ -147,7 +146,9 @@ class WalkCache:
 
 
 def _bytes(thing: Thing) -> int:
-    """Return the bytes of every tensor that a thing adds; a step's call is the `after` of the step before."""
+    """Return the bytes of every tensor that a result adds; a step's call is the `after` of
+    the step before, and is not counted.
+    """
     if isinstance(thing, BlockStep):
         known = {id(one) for one in _tensors(thing.call.tree())}
         added = [one for one in _tensors(thing.after.tree()) if id(one) not in known]
@@ -165,18 +166,18 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _reduce(step: BlockStep, inputs: Collection[str], outputs: Collection[str]) -> BlockStep:
-    """Return a step with these inputs and outputs alone."""
+    """Return a step with only these inputs and outputs."""
     given, returned = ({n: of[n] for n in names} for of, names in ((step.inputs, inputs), (step.outputs, outputs)))
     return replace(step, inputs=given, outputs=returned)
 
 
 @dataclass(frozen=True)
 class StageEntrance:
-    """Embeddings and first norm of one model, which stand in front of a stage."""
+    """Embeddings and first norm of one model: the part before the blocks of a stage."""
 
     stage: Stage
     stored: Mapping[str, Tensor]
-    """Its tensors as they are stored."""
+    """Tensors as they are stored in files."""
     compute: Compute
 
     @classmethod
@@ -191,23 +192,23 @@ class StageEntrance:
 
 @dataclass(frozen=True)
 class StageInput:
-    """One batch in front of a stage."""
+    """One batch before the blocks of a stage."""
 
     ended: Call | None
-    """The call after the last block of the stage before; None in front of the first stage."""
+    """The call after the last block of the previous stage; None for the first stage."""
     first: Call
     """The call of block 0."""
 
 
 class ModelStream:
-    """One model on the batches of one task, which holds for every batch the call of the next block.
+    """One model on the batches of one task (a *lane*), with the call of the next block for every batch.
 
     Args:
         batches: shared by all lanes of the task.
-        store: bounds the states that lie in memory between two blocks.
-        kept: holds what earlier walks left, and takes what this one leaves.
+        store: limits the memory of states between two blocks.
+        kept: cache that is shared with earlier and later walks.
         name: of the lane in `kept`.
-        fixed: whether the next walk is of the same model, so that its steps are worth keeping.
+        fixed: whether the next walk has the same model, so that its steps are worth caching.
     """
 
     def __init__(
@@ -235,7 +236,7 @@ class ModelStream:
         return block.local(self.compute.move(self.weights.read(names)))
 
     def enter(self, entrance: StageEntrance) -> Iterator[StageInput]:
-        """Replace the calls by first calls of a stage, and yield old and new ones; to be consumed to the end."""
+        """Replace the calls by first calls of a stage, and yield the old and the new ones; consume it to the end."""
         if self._kept is None or (self.calls and not self._fixed):
             yield from self._enter(entrance)
             return
@@ -270,12 +271,12 @@ class ModelStream:
         outputs: Collection[str] = (),
         move: bool = True,
     ) -> Iterator[BlockStep]:
-        """Run every batch through a block, in order; to be consumed to the end before the next block.
+        """Run every batch through a block, in order; consume it to the end before the next block.
 
         Args:
             stored: `tensors(block)`, or other tensors for this block, by name inside it.
             inputs, outputs: names of the linear maps (inputs also of norms) whose inputs or outputs are wanted.
-            move: False leaves the lane in front of the block.
+            move: False keeps the lane before the block.
         """
         kept = self._kept if self._fixed and move else None
         if kept is None:
@@ -297,7 +298,7 @@ class ModelStream:
                 yield step
 
     def pass_block(self, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> None:
-        """Take every batch through a block of which nothing is captured.
+        """Run every batch through a block without capturing anything.
 
         Args:
             stored: as in `walk`.
@@ -306,7 +307,7 @@ class ModelStream:
             pass
 
     def _key_objects(self) -> list[object]:
-        """Return the objects that decide all steps of a fixed lane."""
+        """Return the objects that determine all steps of a fixed lane."""
         return [self.weights, *self.batches]
 
     def _walk(
@@ -330,12 +331,12 @@ class ModelStream:
     def inputs(
         self, block: Block, placed: Mapping[str, Tensor], modules: Mapping[str, nn.Module], whole: bool
     ) -> Iterator[dict[str, Tensor]]:
-        """Yield the inputs of the modules of a block, batch by batch; the lane stays in front of the block.
+        """Yield the inputs of the modules of a block, batch by batch; the lane stays before the block.
 
         Args:
             placed: the block's tensors as the forward takes them.
-            whole: run the first batch to the end of the block, so that a module that is called twice is found; all
-                others end at the last input.
+            whole: run the first batch to the end of the block, which detects a module that is called twice; all other
+                batches stop at the last input.
         """
         for position, call in enumerate(self.calls):
             with capture_inputs(modules, to_the_end=whole and position == 0) as given:
@@ -354,14 +355,15 @@ class ExpertPass:
     """Position of every sample in its source, in the order of the batches."""
     compute: Compute
     kept: WalkCache | None = None
-    """Room for what the next walk can use; without it there is only one walk, which drops inputs once they are read."""
+    """Cache for the next walk; without it there can be only one walk, which drops inputs once they are read."""
     truncated: int = 0
     """Samples whose text was cut at the task's limits."""
     directions: Mapping[str, Tensor] = field(default_factory=dict)
     """Gradients `[samples, m]` of the samples' margins by a shift of a map's output, by the name that files give to the
-    map (`calibration.decisions`); empty where nobody asked for them."""
+    map (`calibration.decisions`); empty unless they were asked for.
+    """
     draw_digest: str = ""
-    """`digest`, where the batches together are not what was drawn; empty where they are."""
+    """`digest` of the batches, if they differ from the samples that were drawn; empty if they do not."""
 
     def lane(self, store: ActivationStore, model: Weights | None = None) -> ModelStream:
         """Return the expert's lane, or another model's on the same samples."""
@@ -370,7 +372,9 @@ class ExpertPass:
         return ModelStream(weights, self.batches, self.compute, store, self.kept, self.task, fixed)
 
     def copy_for_one_walk(self, weights: Weights | None = None) -> ExpertPass:
-        """Return a pass over the same samples for one walk, of another model if one is given; nothing is kept of it."""
+        """Return a pass over the same samples for one walk, with another model if one is
+        given; nothing of it is cached.
+        """
         # A list of its own: a walk takes spent inputs out of the batches that it is given.
         return replace(self, weights=self.weights if weights is None else weights, batches=[*self.batches], kept=None)
 
@@ -381,7 +385,7 @@ class ExpertPass:
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of all inputs in the order of the draw, of a single one as it was when first asked for."""
+        """Return the SHA-256 of all inputs in the order of the draw, computed on the first call."""
         return self.draw_digest or inputs_digest(self.batches)
 
 

@@ -1,4 +1,4 @@
-"""Find linear maps and orient their weights, stored `[outputs, inputs]` or, as in GPT-2, the other way round."""
+"""Find linear maps, and orient their weights: stored `[outputs, inputs]` or, as in GPT-2, `[inputs, outputs]`."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def widths(module: LinearMap) -> tuple[int, int]:
 
 
 def orient_weight(module: LinearMap, weight: Tensor) -> Tensor:
-    """Return a stored weight as a matrix `[outputs, inputs]`, or such a matrix as it is stored."""
+    """Return a stored weight as a matrix `[outputs, inputs]`; given such a matrix, return it as it is stored."""
     return weight.mT if is_transposed(module) else weight

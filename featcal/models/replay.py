@@ -1,4 +1,6 @@
-"""Check whether a library's forward can be replayed block by block, from one captured call and what blocks return."""
+"""Check whether a library's forward can be replayed block by block, from one captured call
+and the outputs of blocks.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ from featcal.system.errors import InputError
 def check_replay(adapter: Adapter, device: torch.device) -> None:
     """Compare the calls that `Stage.advance` makes with those of the library's own forward, on the adapter's probe.
 
-    Of blocks that the first call knows to be called apart (`Call.apart`), and whose own arguments are captured anew for
-    every batch, values are compared; of all others each tensor must be the very object of the replayed call.
+    For blocks with arguments of their own (`Call.apart`), which are captured again for every batch, values are
+    compared; for all other blocks each tensor must be the same object as in the replayed call.
 
     Raises:
-        InputError: names the first block that the library calls in another way.
+        InputError: the library calls a block in another way; the message names the first such block.
     """
     # Objects and not values: a mask of a block's own has equal values as long as the probe is shorter than its window.
     _check(adapter, _padded_probe(adapter, device), lambda ours, theirs: ours is theirs)
@@ -33,7 +35,8 @@ def check_replay(adapter: Adapter, device: torch.device) -> None:
 
 @torch.no_grad()
 def check_first_batch(adapter: Adapter, batch: Batch) -> None:
-    """Compare the calls on samples of a run, its longest and its shortest, where equal values are enough.
+    """Compare the calls on samples of a run, the longest and the shortest of its first batch, where equal values are
+    enough.
 
     Blocks are the library's own modules, so equal calls of all of them mean that the replayed states, the last one
     included, are those of the library's own forward. A probe does not show what a library does only with long texts,
@@ -43,7 +46,7 @@ def check_first_batch(adapter: Adapter, batch: Batch) -> None:
         batch: the first of the run.
 
     Raises:
-        InputError: names the first block that the library calls in another way.
+        InputError: the library calls a block in another way; the message names the first such block.
     """
     mask = batch.get("attention_mask")
     lengths = torch.arange(2 if len(next(iter(batch.values()))) > 1 else 1) if mask is None else mask.sum(1)
@@ -52,9 +55,9 @@ def check_first_batch(adapter: Adapter, batch: Batch) -> None:
 
 
 def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], bool]) -> None:
-    """Compare replayed calls with those of the library's forward on `inputs`, reading no weights, computing no blocks.
-
-    Stand-ins for the blocks note how they are called and return constants in the form of what the first block returns.
+    """Compare replayed calls with those of the library's forward on `inputs`, without reading weights or computing
+    blocks. Stand-ins for the blocks record how they are called, and return constants of the same form as the first
+    block's output.
     """
     upstream, device, shapes = None, next(iter(inputs.values())).device, adapter.shapes()
     for stage in adapter.stages:
@@ -80,7 +83,7 @@ def _check(adapter: Adapter, inputs: Batch, same: Callable[[Tensor, Tensor], boo
 def _library_calls(
     stage: Stage, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None, device: torch.device
 ) -> tuple[Call, list[Call], Any]:
-    """Return the stage's first call, one forward's calls of every block, and what the first block returns."""
+    """Return the stage's first call, every block's call in one forward, and the output of the first block."""
     first, *rest = stage.blocks
     call = stage.first_call(outer, inputs, upstream)
     output = imitate_output(first, call, device)
@@ -94,7 +97,7 @@ def _library_calls(
 
 
 def imitate_output(block: Block, call: Call, device: torch.device) -> Any:
-    """Return constants in the form of what a block returns, found without computing the block."""
+    """Return constants of the same form as a block's output, found without computing the block."""
 
     def to_meta(leaf: Any) -> Any:
         return leaf.to("meta") if isinstance(leaf, Tensor) else leaf
@@ -128,4 +131,4 @@ def _constant(shape: Sequence[int], device: torch.device) -> Tensor:
 
 
 _last_returned: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()
-"""Block's module → the form of its last call and what it returned."""
+"""Block's module → the form of its last call, and its output."""

@@ -12,13 +12,14 @@ from torch.utils._pytree import tree_flatten
 from featcal.models.adapter import Block, Call, capture_call
 
 NOTHING, FIRST = object(), object()
-"""Outputs of stand-ins that are the state that they were given: by itself, or in a tuple."""
+"""Outputs of stand-ins that return the state that they got: by itself, or in a tuple."""
 
 
 @contextmanager
 def standing_in(blocks: Sequence[Block], output: Any = NOTHING) -> Iterator[list[Call]]:
-    """Let blocks inside the `with` compute nothing: they note their calls, in order, and return `output`, or by default
-    the state that they were given."""
+    """Let blocks inside the `with` compute nothing: they record their calls, in order, and return `output`, by
+    default the state that they got.
+    """
     seen: list[Call] = []
 
     def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -40,9 +41,8 @@ def capture_calls(
     model: nn.Module, blocks: Sequence[Block], tensors: Mapping[str, Tensor], in_tuple: bool = False, /, **inputs: Any
 ) -> Call:
     """Return the calls by which `model`'s own forward calls its blocks: that of the first one and, in `Call.apart`,
-    those of blocks that get other objects beside their state, such as the mask of a window.
-
-    What a block is given beside its state must not depend on states; `replay` checks that against the library.
+    those of blocks that get other arguments besides their state, such as the mask of a window. These arguments must not
+    depend on states; `replay` checks that against the library.
 
     Args:
         model, tensors, inputs: as for `capture_call`.
@@ -61,7 +61,7 @@ def capture_calls(
 
 
 def same_beside(ours: Call, theirs: Call, same: Callable[[Tensor, Tensor], bool]) -> bool:
-    """Say whether two calls pass the same tensors and equal other values, their states aside."""
+    """Say whether two calls pass the same tensors and equal other values, apart from their states."""
     found = (tree_flatten((call.args[1:], dict(call.kwargs))) for call in (ours, theirs))
     (one, layout), (other, their_layout) = found
     if layout != their_layout:

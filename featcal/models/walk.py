@@ -1,7 +1,6 @@
-"""Take experts and other models side by side through all blocks, on the samples of every task.
-
-Every user of a walk is a visitor: it loops over stages and blocks, runs the lanes it needs through each block and takes
-what they captured. Calibration, drift, feature sources and final features are visitors.
+"""Run experts and other models side by side through all blocks, on the samples of every task. A *lane* is one model on
+the batches of one task (`ModelStream`). Every user of a walk loops over stages and blocks, runs the lanes that it needs
+through each block, and reads what they captured. Calibration, drift, feature sources and final features are such users.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from featcal.system.errors import InputError
 
 @dataclass(frozen=True)
 class StageInputs:
-    """One batch of one task in front of a stage, on every lane."""
+    """One batch of one task before the blocks of a stage, on every lane."""
 
     task: str
     position: int
-    """Position of the batch among the task's."""
+    """Position of the batch among the batches of the task."""
     front: StageEntrance
     """Embeddings and first norm of the task's expert."""
     expert: StageInput
     fronts: Mapping[str, StageEntrance]
     """Embeddings and first norms of the other models, by their names in the walk."""
     models: Mapping[str, StageInput]
-    """The batch on their lanes."""
+    """Inputs of the batch on the lanes of the other models, by model."""
 
 
 class BlockwiseForward:
-    """Lanes of every task's expert and of other models; to be walked inside `walking`.
+    """Lanes of every task's expert and of other models; use it inside `walking`.
 
     Args:
         label: name of the work in progress messages.
@@ -70,7 +69,7 @@ class BlockwiseForward:
                 one.kept.checked.add(task)
 
     def entering(self, stage: Stage) -> Iterator[StageInputs]:
-        """Yield the first calls of a stage on every lane, batch by batch; to be consumed to the end."""
+        """Yield the first calls of a stage on every lane, batch by batch; consume it to the end."""
         compute = self._run.compute
         fronts = {name: StageEntrance.from_model(stage, model, compute) for name, model in self._models.items()}
         for task, one in self._passes.items():
@@ -82,14 +81,14 @@ class BlockwiseForward:
             one.spend(stage)
 
     def enter(self, stage: Stage) -> Mapping[str, StageEntrance]:
-        """Make the first calls of a stage on every lane; return its `Entrance` in every model but the experts."""
+        """Make the first calls of a stage on every lane; return the `StageEntrance` of every model but the experts."""
         fronts: Mapping[str, StageEntrance] = {}
         for entering in self.entering(stage):
             fronts = entering.fronts
         return fronts
 
     def blocks(self, stage: Stage) -> Iterator[tuple[int, Block]]:
-        """Yield the blocks of a stage with their index; take every lane through one before the next."""
+        """Yield the blocks of a stage with their index; move every lane through a block before asking for the next."""
         for index, block in enumerate(stage.blocks):
             self._run.progress(self._label, self._done, self._total)
             yield index, block
@@ -123,12 +122,12 @@ class BlockwiseForward:
                 del tensors
 
     def pass_experts(self, stage: Stage, block: Block) -> None:
-        """Take every expert through a block of which nothing is captured."""
+        """Run every expert through a block without capturing anything."""
         for task, tensors in self.experts_at(block):
             self.experts[task].pass_block(stage, block, tensors)
 
     def deploy_block(self, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> None:
-        """Take all experts' lanes through a block with other tensors than their own.
+        """Run all experts' lanes through a block with other tensors than their own.
 
         Args:
             stored: the tensors as they are stored, by canonical name.
@@ -138,7 +137,7 @@ class BlockwiseForward:
             lane.pass_block(stage, block, placed)
 
     def finish(self) -> None:
-        """Drop what all lanes hold, when all blocks are done."""
+        """Drop the contents of all lanes, when all blocks are done."""
         for lane in (*self.experts.values(), *(lane for lanes in self.lanes.values() for lane in lanes.values())):
             lane.calls.clear()
         self._run.progress(self._label, self._total, self._total)

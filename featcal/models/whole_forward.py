@@ -1,4 +1,4 @@
-"""Run whole forwards that gradients flow through, on samples one by one or in batches of one shape.
+"""Run whole forwards with gradients, on samples one by one or in batches of one shape.
 
 A gradient passes through all layers, so the whole tower is in memory, not one block at a time.
 """
@@ -21,17 +21,17 @@ from featcal.models.linear_maps import LinearMap
 TOGETHER = 64
 """Largest number of samples that go through a model together."""
 TAPE = 2**28
-"""Bytes of features that may be kept for gradients by outputs of maps, of the samples that go together."""
+"""Largest number of bytes of features kept for gradients by outputs of maps, for samples that run together."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample of a task, a batch of its own."""
+    """One sample of a task, as a batch of one."""
 
     task: str
     inputs: Batch
     number: int
-    """Position among the samples of its task, whatever batches they come in."""
+    """Position among the samples of its task, in whichever batches they come."""
 
 
 S = TypeVar("S", bound=Sample)
@@ -67,17 +67,19 @@ def batch_by_shape(
 
 
 def batch_for_gradients(adapter: Adapter, samples: Iterable[S]) -> Iterator[tuple[Batch, list[S]]]:
-    """Yield batches as `batch_by_shape` does, of so many samples that their gradients by outputs of maps fit `TAPE`."""
+    """Yield batches like `batch_by_shape`, each of as many samples as have their gradients
+    by outputs of maps within `TAPE`.
+    """
     return batch_by_shape(samples, lambda batch: samples_together(adapter.stages, adapter.tokens(batch)))
 
 
 def name_maps(adapter: Adapter) -> dict[str, LinearMap]:
-    """Return the linear maps of all blocks by the name that files give to them."""
+    """Return the linear maps of all blocks by their names in files."""
     return {block.stored_name(name): linear for block in adapter.blocks() for name, linear in block.linears.items()}
 
 
 def samples_together(stages: Iterable[Stage], tokens: int) -> int:
-    """Return how many samples of so many tokens leave at most `TAPE` bytes for gradients; one at least."""
+    """Return how many samples of so many tokens fit into `TAPE` bytes for gradients; at least one."""
     return max(1, min(TOGETHER, TAPE // tape_bytes(stages, tokens)))
 
 
@@ -87,13 +89,13 @@ def tape_bytes(stages: Iterable[Stage], tokens: int) -> int:
 
 
 def final(run: Run, tensors: Mapping[str, Tensor], batch: Batch) -> Float[Tensor, "b k"]:
-    """Return the final features of one batch, with what their gradient needs where gradients are enabled."""
+    """Return the final features of one batch, with the graph for their gradient where gradients are enabled."""
     adapter = run.adapter
     return adapter.final(_closing_tensors(run, tensors), _walk(run, tensors, batch), batch)
 
 
 def answer_features(run: Run, tensors: Mapping[str, Tensor], batch: Batch) -> list[Float[Tensor, "t k"]]:
-    """Return by sample the final features at every position that decides a token of its answer, as `final` does."""
+    """Return, per sample, the final features at every position that decides a token of its answer, like `final`."""
     return run.adapter.answer_features(_closing_tensors(run, tensors), _walk(run, tensors, batch), batch)
 
 

@@ -52,7 +52,7 @@ class FileDifference:
     """Files whose copies from the base correct it; none if a person must decide."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it for a document."""
+        """Return all differences as JSON, for a document."""
         return asdict(self)
 
 
@@ -67,12 +67,12 @@ class Side:
 
     @property
     def folder(self) -> Path:
-        """Return the folder of its files."""
+        """Return the folder of the model's files."""
         return self.located.folder
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """Return its configuration, completed with the library's defaults."""
+        """Return the model's configuration, completed with the library's defaults."""
         from transformers import CONFIG_MAPPING
 
         stated = self.located.config
@@ -102,7 +102,7 @@ class Side:
 
     @cached_property
     def template(self) -> Any:
-        """Return its chat template, one text or one per use; None without one."""
+        """Return the model's chat template, one text or one per use; None without one."""
         return Folder(self.folder).template
 
     @property
@@ -113,7 +113,7 @@ class Side:
 
     @property
     def tokenizer_files(self) -> tuple[str, ...]:
-        """Return the names of its tokenizer's files."""
+        """Return the names of the tokenizer's files."""
         return tuple(name for name in TOKENIZER_FILES if (self.folder / name).is_file())
 
 

@@ -35,7 +35,9 @@ EFFICIENCY = 0.5
 DISK_SPEED = 300e6
 """Bytes per second of weights read and written."""
 FORWARDS = 3
-"""Passes of every batch through every block: expert, student when counted, student when calibrated."""
+"""Number of passes of every batch through every block: the expert, the student for
+statistics, the calibrated student.
+"""
 WITH_DECISIONS = 2.0
 """Factor of the time of a calibration with errors weighed by decisions: 1.7 to 2.0 on the embedded suites, measured
 (docs/theory/recipes.md)."""

@@ -45,7 +45,7 @@ def open_merge(suite: Suite, device: str) -> OpenMerge:
 
     Raises:
         InputError: models that do not fit together; for the merged model, whatever its files say, tensors of other
-            names or shapes than the base's, with what is wrong beside them in front.
+            names or shapes than the base's, preceded by the faults of the files beside them.
     """
     stand_in = _without_merged(suite)
     family = open_family(stand_in, device)
@@ -74,8 +74,9 @@ def open_merge(suite: Suite, device: str) -> OpenMerge:
 
 
 def _without_merged(suite: Suite) -> Suite:
-    """Return the suite with a merge that can always be made instead of its own; if the base is not known, one that
-    starts with the first expert, whose files are then the reference."""
+    """Return the suite with its merge replaced by one that can always be made; if the base is not known, one that
+    starts with the first expert, whose files are then the reference.
+    """
     first = next(iter(suite.tasks.values())).expert
     stand_in = first if suite.base is None else MergeRecipe(method="simple-averaging")
     return suite.model_copy(update={"merged": stand_in})

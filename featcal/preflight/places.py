@@ -58,7 +58,7 @@ class Places:
         self.parts_here: dict[str, str] = {}
         """Description, by role, of the parts that are on this machine."""
         self.troubles: dict[str, Trouble] = {}
-        """Reasons, by id."""
+        """Reasons why models or data sets cannot be reached, by id."""
         self.without_package: set[str] = set()
         """Data sets that the package `datasets` would read if it were installed."""
 
@@ -129,7 +129,7 @@ class Places:
         """Say whether a source can be opened, and these rows drawn from it, without a download.
 
         Args:
-            rows: returns the rows that a run would draw of so many; None for all.
+            rows: returns the rows that a run would draw, given their total number; None for all.
 
         Raises:
             InputError: the Hub has no such data set, it is gated, or it cannot be read as the source asks; on a shared

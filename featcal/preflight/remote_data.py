@@ -22,7 +22,7 @@ from featcal.suite.source import Source
 from featcal.system.extras import is_installed, require_packages
 
 DrawnRows = Callable[[int], Sequence[int]]
-"""Function that returns the rows that a run would draw of so many, with those of a smaller draw first."""
+"""Function from the total number of rows to the rows that a run would draw, with those of a smaller draw first."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class DrawSize:
 
     @classmethod
     def measure(cls, adapter: Adapter, inputs: Batch, few: int, samples: int) -> DrawSize:
-        """Measure a draw of so many samples by the inputs of a few of them."""
+        """Estimate the inputs of a draw, given its number of samples, from the inputs of a few of them."""
         return cls(samples, adapter.tokens(inputs) / few, sum(one.nbytes for one in inputs.values()) / few)
 
 

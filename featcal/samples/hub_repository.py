@@ -292,7 +292,9 @@ def known_repository(name: str, revision: str | None) -> Repository | None:
 
 
 def hold_to(kept: Repository, revision: str | None) -> None:
-    """Use the stored description for the rest of this process, whatever the revision means on the Hub now."""
+    """Use the stored description of a data set for the rest of this process, even if its
+    revision has changed on the Hub.
+    """
     _asked.add((kept.name, revision, kept.commit))
 
 

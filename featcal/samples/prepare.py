@@ -374,8 +374,8 @@ def _read_processor(folder: Path, kind: str, settings: tuple[FileStamp, ...]) ->
     backend = getattr(processor, "backend", "unknown")
     if backend != BACKEND:
         raise InputError(
-            f"transformers prepares pictures with the backend '{backend}' here, featcal's pixels are those of "
-            f"'{BACKEND}': upgrade transformers"
+            f"transformers prepares pictures with the backend '{backend}' here, but featcal needs '{BACKEND}'; upgrade "
+            "transformers"
         )
     return processor
 

@@ -36,7 +36,7 @@ def with_copies(pool: Pool, copies: int, seed: int, task: str) -> Pool:
     fetch, size = pool.images, pool.size
     if fetch is None or pool.is_text:
         what = "text" if pool.is_text else "tensors of an unknown scale, to which no noise can be added"
-        raise InputError(f"augment varies pictures, and the source holds {what}; leave it out")
+        raise InputError(f"augment makes varied copies of pictures, but the source holds {what}; leave it out")
 
     def fetch_varied(places: Sequence[int]) -> list[Image]:
         pictures = fetch([place % size for place in places])

@@ -56,9 +56,13 @@ def submit(queue: Queue, wanted: JobOrder, visitor: str) -> Job:
     if rules is not None and (known is None or known.is_over):
         waiting = [job.visitor for job in queue.jobs() if not job.is_over]
         if waiting.count(visitor) >= rules.jobs:
-            raise InputError(f"you have {rules.jobs} unfinished jobs, all that this server takes from one visitor")
+            raise InputError(
+                f"you have {rules.jobs} unfinished jobs, which is all that this server accepts from one visitor"
+            )
         if len(waiting) >= rules.all_jobs:
-            raise InputError(f"{rules.all_jobs} jobs are in line, which is all that this server takes; try again later")
+            raise InputError(
+                f"{rules.all_jobs} jobs are waiting, which is all that this server accepts; try again later"
+            )
     return queue.submit(wanted, visitor)
 
 
@@ -79,6 +83,7 @@ def require_current(asked: JobOrder, when: str) -> None:
     """
     if order(asked.kind, asked.suite, asked.args).key != asked.key:
         raise InputError(
-            f"{when}, the suite, a file that it reads or featcal itself was changed: the result would be filed under "
-            "what they were; ask for it anew"
+            f"{when}, the suite, a file that it reads, or featcal itself has changed, so the result would not belong "
+            "to "
+            "this order; order it again"
         )

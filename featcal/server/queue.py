@@ -78,7 +78,7 @@ class Job:
     label: str
     """Name of the step that it is at, as `Progress` has it."""
     done: int
-    """Steps of that."""
+    """Number of steps that are done."""
     total: int
     pid: int | None
     """Number of its process, while it runs."""
@@ -279,7 +279,7 @@ class Queue:
         except (OSError, sqlite3.Error) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise InputError(
-                f"jobs cannot be kept in {self.folder}: {why}; set FEATCAL_CACHE to a folder that can be written"
+                f"jobs cannot be stored in {self.folder}: {why}; set FEATCAL_CACHE to a folder that can be written"
             ) from error
 
     def _job(self, row: sqlite3.Row) -> Job:

@@ -104,7 +104,7 @@ def calibrate(
             recipe, or the result of `merge`.
         config: by default the options that the suite recommends, else the paper's for the architecture.
         device: "auto", "cpu", "cuda" or "mps", for a suite; an opened one stays on its device.
-        objects: keywords of `Suite.of` beside the merged model; none with a suite, which has them.
+        objects: keywords of `Suite.of` besides the merged model; none with a suite, which has them.
 
     Raises:
         InputError: the suite, its models or its samples are not usable.

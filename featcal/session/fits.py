@@ -213,7 +213,7 @@ class Fits:
         one = self.suite.resolve(of)
         config, start = self._calibration(one)
         if config.precision != "exact":
-            raise InputError(f"previews are of exact calibrations; this one has precision '{config.precision}'")
+            raise InputError(f"a preview needs a calibration with precision 'exact', not '{config.precision}'")
 
         def make() -> Preview:
             run = self.family_with(start).run(progress)

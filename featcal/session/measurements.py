@@ -144,9 +144,9 @@ class Measurements:
     def depth(
         self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
     ) -> DepthDecisions:
-        """Read a model's decisions on a task after every block, through its own final norm and head, beside the
-        expert's final ones. Heads are trained for the last layer; earlier readouts only indicate where a decision
-        turns.
+        """Read a model's decisions on a task after every block, through its own final norm and head, for comparison
+        with the expert's final decisions. Heads are trained for the last layer; earlier readouts only indicate where a
+        decision turns.
 
         Raises:
             InputError: no such task, or a missing head or labels (`judges`).

@@ -105,7 +105,9 @@ def _checkpoint(model: str, family: Family) -> Weights:
 def _expert(name: ModelName, family: Family) -> Weights:
     known = family.experts
     if name.task is None:
-        raise InputError(f"model 'expert' is every expert on its own task; name one: expert:{next(iter(known))}")
+        raise InputError(
+            f"model 'expert' means every expert on its own task; name a single one, such as expert:{next(iter(known))}"
+        )
     if name.task not in known:
         raise InputError(
             f"model 'expert:{name.task}': no such task; there are {', '.join(known)}.{did_you_mean(name.task, known)}"

@@ -49,7 +49,7 @@ class SharedResults:
     passes: Results[Hashable]
     """Expert passes by their key."""
     made: Mapping[Hashable, Weights]
-    """Models, by key."""
+    """Models that were made, by key."""
 
 
 _SAMPLES = ResultKind[dict[str, Samples]]("samples")
@@ -207,7 +207,7 @@ class OpenSuite:
         return size <= self._results.budget
 
     def forget(self, kind: ResultKind[T], key: Hashable) -> None:
-        """Evict a result."""
+        """Remove a result from the cache."""
         with self._lock:
             self._results.drop((kind, key))
 

@@ -17,7 +17,7 @@ _SWITCHED = (("no biases", "biases"), ("no LayerNorms", "layernorms"), ("with RM
 
 
 def study_ablation(session: Session, plan: StudyPlan) -> Study:
-    """Measure every recipe complete, then without one of its parts; the plan's own methods come first."""
+    """Measure every recipe complete, then without one of its parts; rows of the plan's own methods come first."""
     points = plan.points([EXPERT, *plan.methods])
     for recipe in RECIPES:
         for part, name in variants(session, recipe):
@@ -29,7 +29,8 @@ def study_ablation(session: Session, plan: StudyPlan) -> Study:
 def variants(session: Session, recipe: str) -> list[tuple[str, str]]:
     """Return the changed options of a recipe, and the name of the resulting model.
 
-    Token weights are those of the last block's patch tokens; RMSNorm scales are our extension, off by default.
+    The variant "all tokens alike" gives patch tokens of the last block weight 1. Calibrating scales of RMSNorms is
+    featcal's extension, off by default.
     """
     family = session.family
     idle, own = idle_options(family.adapter), config_for(family, recipe=recipe)
@@ -57,7 +58,7 @@ def variants(session: Session, recipe: str) -> list[tuple[str, str]]:
 
 
 def _without_alpha(recipe: str) -> dict[str, str]:
-    """Return the options that leave out the experts' features."""
+    """Return the options that remove the experts' features from the targets."""
     # Beta above 0 needs features of the experts.
     return {"alpha": "0", **({"beta": "0"} if "beta" in NUMBERS[recipe] else {})}
 

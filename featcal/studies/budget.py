@@ -17,15 +17,20 @@ METHODS = OF_SAMPLES
 
 
 def study_budget(session: Session, plan: StudyPlan, counts: Sequence[int] = COUNTS) -> Study:
-    """Measure every method with every number of samples per task; a task that has fewer gives all it has.
+    """Measure every method with every number of samples per task; a task with fewer samples gives all of them.
 
     Raises:
-        InputError: no number, one below 1, or a name that is invalid or has its own number of samples.
+        InputError: there is no number, one is below 1, or a name is invalid or has its own number of samples.
     """
     if not counts or min(counts) < 1:
         raise InputError("counts: give numbers of samples, at least 1 each")
     if fixed := [name for name in plan.methods if not takes_samples(name)]:
-        raise InputError(*(f"method '{name}' says its own number of samples; leave it to the counts" for name in fixed))
+        raise InputError(
+            *(
+                f"method '{name}' sets its own number of samples; leave it out, since the counts set it"
+                for name in fixed
+            )
+        )
     points = [
         point
         for count in dict.fromkeys(counts)

@@ -25,15 +25,15 @@ class WrittenModel:
     id: str
     """32 hexadecimal digits."""
     folder: str
-    """Absolute path."""
+    """Absolute path of the checkpoint's folder."""
     run: HistoryEntry
-    """Its run (`featcal.studies.recording.run_of`), whether or not the history has it."""
+    """Id of its run (`featcal.studies.recording.run_of`), whether or not the history contains it."""
     time: str
-    """When it was written: UTC, ISO 8601."""
+    """Time at which the checkpoint was written: UTC, ISO 8601."""
     tensors: str
-    """Digest of the hashes of its tensors; other weights in the same folder are another checkpoint."""
+    """Digest of the hashes of its tensors; if the folder gets other weights, it is another checkpoint."""
     loading: str
-    """Lines of Python that load it."""
+    """Lines of Python that load the checkpoint."""
     before: RunMeasurement | None
     """Measurements of the model before calibration, on the samples of `after`."""
     after: RunMeasurement | None
@@ -50,7 +50,7 @@ class WrittenModel:
         """Return the content of its `featcal.json`.
 
         Raises:
-            InputError: it can no longer be read.
+            InputError: the file can no longer be read.
         """
         return read_json(Path(self.folder) / RECORD_FILE)
 
@@ -83,7 +83,7 @@ class Checkpoints(Records):
         """Add a folder that was just written; if the list cannot be written, `problems` says why.
 
         Raises:
-            InputError: it has no record.
+            InputError: the folder has no record.
         """
         place, now = folder.absolute(), datetime.now(UTC).isoformat(timespec="microseconds")
         written = WrittenModel(uuid4().hex, str(place), run, now, _tensors(place), loading, before, after)
@@ -119,7 +119,7 @@ def _tensors(folder: Path) -> str:
     """Return the digest of the hashes of a folder's tensors from its record.
 
     Raises:
-        InputError: it has no record.
+        InputError: the folder has no record.
     """
     file = folder / RECORD_FILE
     missing = f"{folder} has no {RECORD_FILE}; give a folder that featcal has written"
@@ -131,5 +131,5 @@ def _tensors(folder: Path) -> str:
 
 @lru_cache(maxsize=1024)
 def _digest(file: str, state: tuple[int, ...]) -> str:
-    """Return the digest of the tensors of a record file in this state."""
+    """Return the digest of the tensors in a record file, which is read again only if it has changed."""
     return json_digest(read_json(Path(file)).get("tensors"))

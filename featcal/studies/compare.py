@@ -1,4 +1,4 @@
-"""Measure the method table of a suite: every method on the same samples, with its cost and needs."""
+"""Measure the method table of a suite: every method on the same samples, with its cost and its requirements."""
 
 from __future__ import annotations
 

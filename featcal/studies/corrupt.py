@@ -29,8 +29,8 @@ def study_corruption(
     """Measure every method on clean calibration pictures, then on every kind of corruption at every severity.
 
     Raises:
-        InputError: samples are not raw pictures, the suite's own are already corrupted, no kind or severity is named,
-            or an unknown one.
+        InputError: samples are not raw pictures, the suite's own samples are already corrupted, or kinds or severities
+            are missing or unknown.
     """
     if not (kinds and severities):
         raise InputError("no kind or severity of corruption is named; leave the option out for the usual ones")
@@ -58,7 +58,7 @@ def corrupt_suite(suite: Suite, kind: str, severity: int) -> Suite:
     """Return the suite with its calibration pictures corrupted.
 
     Raises:
-        InputError: a task's samples are not raw pictures, or an unknown kind or severity.
+        InputError: a task's samples are not raw pictures, or kind or severity is unknown.
     """
     if kind not in CORRUPTIONS or severity not in range(1, 6):
         raise InputError(f"{kind}, severity {severity}: kinds are {', '.join(CORRUPTIONS)}, severities 1 to 5")
@@ -66,7 +66,7 @@ def corrupt_suite(suite: Suite, kind: str, severity: int) -> Suite:
     for name, task in suite.tasks.items():
         source = task.calibration
         if source is None or not source.pictures:
-            raise InputError(f"task '{name}': only pictures as people see them can be corrupted, not text or tensors")
+            raise InputError(f"task '{name}': only raw pictures can be corrupted, not text or preprocessed tensors")
         worse = source.model_copy(
             update={"corruption": Corruption.model_validate({"kind": kind, "severity": severity})}
         )

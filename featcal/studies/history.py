@@ -38,9 +38,9 @@ How = Literal["features", "answers"]
 """Kind of scores: from final features, together with the drift; or from whole answers (for pictures the class)."""
 Mark = Literal["name", "notes", "pinned"]
 WHOLE = 2**26
-"""Size of a suite's files, in bytes, up to which its hash covers their content."""
+"""Total size of a suite's files, in bytes, up to which its hash covers their content."""
 LONGEST = 2000
-"""Most characters of a name or a note."""
+"""Largest number of characters of a name or a note."""
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
@@ -60,12 +60,12 @@ class RunMeasurement:
     how: How
     split: str
     samples: int | None
-    """Per task, as requested; None is the whole split."""
+    """Number of samples per task, as requested; None means the whole split."""
     seed: int
     scores: Mapping[str, TaskValue]
-    """By task; empty if the samples have no labels."""
+    """Scores by task; empty if the samples have no labels."""
     drift: Mapping[str, FiniteFloat]
-    """By task: mean norm of the final drift over that of the expert's features. Empty if it was not measured."""
+    """Relative final drift by task: its mean norm over that of the expert's features. Empty if it was not measured."""
     seconds: FiniteFloat | None = None
     """Duration of the calibration, if it was made for this measurement."""
     cpu: FiniteFloat | None = None
@@ -112,9 +112,9 @@ class HistoryEntry:
     suite: str
     suite_hash: str
     model: str
-    """Its name, as for `--model`."""
+    """Name of the model, as for `--model`."""
     options: Mapping[str, Any]
-    """Options of its calibration; empty for a model that is not calibrated."""
+    """Options of the calibration; empty for a model that is not calibrated."""
     made_by: Mapping[str, str]
     """Versions of featcal, torch and transformers, and the kind of device."""
     time: str
@@ -188,7 +188,7 @@ class History(Records):
         """Return one run.
 
         Raises:
-            InputError: there is none.
+            InputError: there is no such run.
         """
         place = self._home(run_id)
         for run in self._read(str(place), run_id):
@@ -199,7 +199,7 @@ class History(Records):
         """Name a run, add a note to it, or pin it; "" and False remove the mark.
 
         Raises:
-            InputError: no such run, a name or note that is too long or holds control characters, or a folder that
+            InputError: there is no such run, a name or note is too long or contains control characters, or the folder
                 cannot be written.
         """
         # A file of its own: rewriting the record would need a lock against everybody else who writes.
@@ -219,7 +219,7 @@ class History(Records):
         """Delete a run and all its measurements.
 
         Raises:
-            InputError: no such run, one that is pinned, or a folder that cannot be written.
+            InputError: there is no such run, it is pinned, or the folder cannot be written.
         """
         place = self._home(run_id)
         if (place / f"{run_id}.pinned").exists():
@@ -268,7 +268,7 @@ class History(Records):
         raise InputError(f"no run {shorten(run_id, 40)!r} in {self.folder}; `featcal history list` lists them")
 
     def _read(self, place: str, prefix: str) -> Iterator[HistoryEntry]:
-        """Yield the runs of one folder whose ids begin with a text."""
+        """Yield the runs in one folder whose ids begin with a given text."""
         beside: dict[str, list[str]] = {}
         for name in self._names(place):
             run_id, _, rest = name.partition(".")
@@ -309,8 +309,9 @@ def new_run(
 
     Args:
         suite: its name and its hash.
-        model: its name; for a calibration it names the calibrated model, and the options say the rest.
-        files: state of the checkpoint that it is or starts from (`ModelRef.files`): other weights are another run.
+        model: name of the model; for a calibration, of the model before it, since the options state the rest.
+        files: state of the checkpoint that the model is or starts from (`ModelRef.files`), since other weights make
+            another run.
     """
     start = model.partition("@")[2]
     # What calibrates the suite's own merge is told by its options alone, as before other merges were.
@@ -324,10 +325,10 @@ def suite_hash(suite: Suite, commits: tuple[Commit, ...] | None = None) -> str:
     """Return 16 hexadecimal digits that identify the state of a suite: models, tasks and samples in its file (not its
     description or recommended options), and the files of its models and samples.
 
-    The content counts for files of at most `WHOLE` bytes together, so a copy elsewhere has the same history; for larger
-    ones path, size and times, as in `suite_stamp`. Models and samples on the Hub count by their commit in its cache,
-    and only by their names before they are fetched; pictures that featcal generates by the version of featcal in every
-    run.
+    The hash covers the content of files of at most `WHOLE` bytes together, so a copy elsewhere has the same history; of
+    larger ones it covers path, size and times, as in `suite_stamp`. Models and samples on the Hub enter by their commit
+    in the cache, or by their names alone before they are fetched; pictures that featcal generates enter by the version
+    of featcal, which is part of every run.
 
     Args:
         commits: of the models, if they are open; by default the current ones.
@@ -362,7 +363,7 @@ def _digest(path: str, *stamp: int) -> str:
 
 
 def current_maker(device: str) -> dict[str, str]:
-    """Return the versions and the kind of device here: other versions or devices make other runs."""
+    """Return versions and kind of device of this process; runs with other versions or devices are separate runs."""
     return versions(TELLING) | {"device": device}
 
 

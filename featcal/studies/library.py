@@ -13,7 +13,9 @@ from featcal.system.errors import InputError
 from featcal.system.resources import cache_folder, embedded_suites
 
 TABLE = "compare"
-"""Kind of a study that is a table of methods; other kinds have places as well."""
+"""Kind of a study that is a table of methods; studies of other kinds have several places,
+such as numbers of samples.
+"""
 KINDS: Mapping[str, str] = {
     TABLE: "methods",
     "budget": "samples per task",
@@ -46,7 +48,7 @@ def shipped_studies() -> list[Study]:
 
 
 def own() -> tuple[list[Study], list[str]]:
-    """Return the user's own studies, newest first, and problems with files that hold none."""
+    """Return the user's own studies, newest first, and problems with files that contain none."""
     found, problems = [], []
     for file in sorted(_folder().glob("[!.]*.json"), key=_age):
         try:

@@ -22,11 +22,11 @@ from featcal.system.progress import Timing, peak_rss_bytes, release_memory, rss_
 T = TypeVar("T")
 Make = Callable[[Session, CalibrationConfig], Weights]
 SETS = 2
-"""Sets of expert passes that are cached at a time: of calibration samples, and of another split."""
+"""Number of sets of expert passes that are cached at a time: for calibration samples, and for another split."""
 SHARED = "shared"
-"""Stage of making a model: shared work, with the time that it originally took."""
+"""Name of the stage with shared work, counted with the time that it originally took."""
 _OF_ALL = ("total", "samples")
-"""Stages of a record that are not part of this cost, or that a session has taken out of it."""
+"""Stages of a record that are not part of the model's cost, or that a session has removed from it."""
 
 
 @dataclass
@@ -56,15 +56,14 @@ class Maker:
 
     def __init__(self, needed: Iterable[tuple[Session, ModelRef]]) -> None:
         self._needed = Counter((id(of), key) for of, named in needed for key in _list_starts(named))
-        """Number of points that still start from a model of a session."""
+        """Number of remaining points that start from a model, by model and session."""
         self._of: Session | None = None
         self._passes = Passes()
         self._made: dict[Hashable, MadeModel] = {}
 
     def make(self, of: Session, named: ModelRef, way: Make | None) -> tuple[ModelRef, Cost, dict[str, float]]:
-        """Make a model with all tensors of its computation in memory; return it with its cost, in total and by stage.
-
-        The cost is that of the model by itself, as if nothing were cached.
+        """Make a model with all its tensors in memory; return it with its cost, in total and by stage. The cost is that
+        of the model by itself, as if nothing were cached.
 
         Args:
             way: name of the way to make it, if it is not the usual one.
@@ -114,15 +113,15 @@ class Passes(Results[Hashable]):
         self._found = Timing()
         self._before: list[tuple[WalkCache, Timing, int]] = []
         self.bytes_found = 0
-        """Memory of the shared work that was found; complete after `sum_found`."""
+        """Memory of reused shared work; complete after `sum_found`."""
         self.used: frozenset[Hashable] = frozenset()
-        """Passes of the current model, including those of the models that it starts from."""
+        """Passes that the current model uses, including those of the models that it starts from."""
 
     def begin(self, paid: frozenset[Hashable]) -> None:
-        """Start to count for the next model.
+        """Begin the account of the next model.
 
         Args:
-            paid: those whose cost the model already includes.
+            paid: passes whose cost the model already includes.
         """
         self.used = self._paid = paid
         self._found, self._before, self.bytes_found = Timing(), [], 0
@@ -146,8 +145,9 @@ class Passes(Results[Hashable]):
             self._before.append((room, replace(room.spared), room.spared_bytes))
 
     def sum_found(self) -> Timing:
-        """Return the cost of shared work that earlier models did and the current one reused, as if it had done it
-        itself."""
+        """Return the cost of shared work that the current model reuses from earlier ones,
+        as if it had done the work itself.
+        """
         for room, before, held in self._before:
             self._found.add(Timing(room.spared.wall - before.wall, room.spared.cpu - before.cpu))
             self.bytes_found += room.spared_bytes - held
@@ -179,14 +179,14 @@ def _weights(maker: Session, named: ModelRef, way: Make | None) -> tuple[Weights
 
 
 def _hold(weights: Weights, names: Iterable[str]) -> Weights:
-    """Return a model with these tensors in memory; tensors that are there already stay the same objects."""
+    """Return a model with these tensors in memory; tensors that are in memory already stay the same objects."""
     if isinstance(weights, Model):
         return replace(weights, under=_hold(weights.under, names))
     return weights if is_in_memory(weights, names) else Overlay(weights.label, weights, weights.read(names))
 
 
 def _add_held(cost: Cost, found: Timing, held: int) -> None:
-    """Add the cost of the shared work that was found, and its bytes."""
+    """Add the cost of reused shared work, and its bytes."""
     cost.add(found)
     if cost.peak_bytes is not None:
         cost.peak_bytes += held

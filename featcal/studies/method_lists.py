@@ -7,9 +7,9 @@ from featcal.suite.name_grammar import model_name
 from featcal.suite.options import options_of_class
 
 OF_SAMPLES = ("merged", "regmean++", "surgery", "probsurgery", "calibrated", *PROPOSED)
-"""Methods that studies of calibration samples (number, corruption) compare by default."""
+"""Default methods of studies about calibration samples (their number, corruption)."""
 _ANCHORS = ("tsv-m", "wudi-optimum")
-"""Models that are calibrated besides the suite's merged one."""
+"""Models, besides the suite's merged one, from which calibrations start."""
 
 
 def everything(anchor: float) -> list[str]:
@@ -56,7 +56,7 @@ def with_samples(model: str, samples: int, seed: int) -> str:
 
 
 def takes_samples(model: str) -> bool:
-    """Say whether `with_samples` can set the number of samples: not if the name has its own somewhere.
+    """Say whether `with_samples` can set the number of samples: False if the name states it anywhere.
 
     >>> [takes_samples(name) for name in ("calibrated:rho=1", "tsv-m", "polished:steps=5@calibrated:samples=8")]
     [True, True, False]

@@ -1,4 +1,4 @@
-"""Read the paper's printed tables, for display next to measured tables, never in one table with them."""
+"""Read the paper's printed tables, for display beside measured tables, but never merged with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PaperRow:
 
     method: str
     values: tuple[float | None, ...]
-    """By column; None if the paper has no number."""
+    """Printed values by column; None if the paper has no number."""
     of: str = ""
     """The model of the row, if a table has several."""
     average: float | None = None
@@ -27,7 +27,7 @@ class PaperRow:
     deviations: tuple[float | None, ...] = ()
     """Standard deviations over seeds, if the paper has them."""
     probable: tuple[float | None, ...] = ()
-    """Values that were probably meant, if cells are in an impossible order."""
+    """Values that were probably meant, if the printed cells are in an impossible order."""
     notes: tuple[str, ...] = ()
     """Remarks on errors or oddities in the row."""
 
@@ -64,7 +64,7 @@ def paper_tables() -> tuple[PaperTable, ...]:
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """One row of a table of scores, and its name here."""
+    """One row of a table of scores, with the name of its model in featcal."""
 
     row: PaperRow
     model: str
@@ -114,9 +114,9 @@ class _File:
     paper: str
     reading: str
     models: Mapping[str, str]
-    """Names of the rows' models, as for `--model`, by the rows' words."""
+    """Names of the rows' models in featcal, as for `--model`, by the paper's words."""
     differences: Mapping[str, str]
-    """Sentences on differences between models here and in the paper, by the rows' words."""
+    """Sentences on differences between models in featcal and in the paper, by the paper's words."""
     tables: tuple[PaperTable, ...]
 
 

@@ -57,7 +57,7 @@ def record(session: Session, model: ModelId, on: EvaluationSamples, history: His
 def count_looks(
     session: Session, models: Iterable[ModelId], on: EvaluationSamples, place: str, history: History
 ) -> Iterator[None]:
-    """Count a use of the test split for each of the models that the body of the `with` scores on it.
+    """Record a use of the test split for each of the models that the body of the `with` scores on it.
 
     Args:
         place: where the scores are shown, such as "featcal evaluate".

@@ -26,7 +26,7 @@ class Records:
 
     Args:
         folder: created with the first record.
-        kept: name of a record, as the subject of a sentence.
+        kept: word for a record in messages, as the subject of a sentence.
     """
 
     def __init__(self, folder: Path, kept: str) -> None:

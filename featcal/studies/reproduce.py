@@ -1,13 +1,13 @@
 """Measure a suite by the paper's protocol, and compare every score with the printed one.
 
-The printed score is of one run on the whole test split. It agrees with the measured one where it lies within the
-interval that the score of an equally good model would lie in 95 times of 100, on as many test samples of its own and
-from its own calibration samples: Wilson's interval of the share of right answers (Fisher's z, with the factor 1.06 of
-Fieller, of a rank correlation), and Student's t for one more run beside those over seeds, added in squares. Both runs
-score the same samples, so agreement on one task is easy; the average over tasks has the narrow interval. Calibration
-samples alone would make too narrow an interval where nothing is drawn: the paper prints scores of the base and of the
-experts up to three times, and these differ by up to a standard error of Wilson's kind. Two seeds give no interval: by
-their own spread, 12.7 times of it and more, nearly every score would agree.
+The printed score is of one run on the whole test split. It agrees with the measured score if it lies within a 95 %
+interval: the interval for the score of an equally good model on an independent test set of the same size, made from
+other calibration samples. Its two parts are added in squares: Wilson's interval of the share of right answers (for a
+rank correlation, Fisher's z with Fieller's factor 1.06), and Student's t for one more run besides those over seeds.
+Both runs score the same samples, so agreement on one task is easy; the interval of the average over tasks is narrow.
+The first part is needed because some rows have no spread over seeds: the paper prints the scores of the base and of the
+experts up to three times, and these differ by up to one standard error of Wilson's kind. Two seeds give no interval:
+Student's t multiplies their spread by 12.7, so nearly every score would agree.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import percent
 
 FEWEST_SEEDS = 3
-"""Seeds from which on the spread over them is known well enough for an interval; a single one has none."""
+"""Number of seeds from which on their spread gives an interval; a single seed counts without a spread."""
 SAMPLES = 256
 """Calibration samples per task of the paper (Sec. 5.1)."""
 AVERAGE = "average"
@@ -52,7 +52,7 @@ class TableCell:
     """The row, in the paper's words."""
     model: str
     task: str
-    """"average" for the mean over tasks."""
+    """Name of the task; "average" for the mean over tasks."""
     printed: float | None
     """None if the paper has no number."""
     measured: float | None = None

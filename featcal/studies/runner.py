@@ -38,13 +38,13 @@ class Point:
     method: str
     """Name of the method, without samples and seed."""
     model: str
-    """Its full name, as for `--model`."""
+    """Full name of the model, as for `--model`."""
     seed: int | None = None
     """None if it uses no seed."""
     at: Mapping[str, str | int | float] = field(default_factory=dict)
     """Place in the study, such as the number of samples."""
     of: Session | None = None
-    """The suite that it is made from, if it differs from the one that it is measured on."""
+    """Suite from which the model is made, if it differs from the one on which it is measured."""
     made: str = ""
     """Name of a special way to make it; then `make` makes it."""
     make: Make | None = None
@@ -85,13 +85,12 @@ def run(
     history: History | None = None,
     progress: Progress = silent,
 ) -> list[Row]:
-    """Make every model and measure it; each row is saved before the next one begins.
-
-    The row of a method that cannot be used says why.
+    """Make every model and measure it; each row is saved before the next one begins. If a method cannot be used, its
+    row has the reason.
 
     Args:
         rows: store of finished rows; by default in the user's cache folder.
-        history: counts uses of the test split; by default the user's own.
+        history: records uses of the test split; by default the user's own.
         progress: called with the number of finished rows; it may raise to end the work.
     """
     rows, history = rows or Rows(), history or History()
@@ -112,7 +111,9 @@ def run(
 
 
 def _order(session: Session, points: Sequence[Point]) -> list[int]:
-    """Return the numbers of points in the order of making them: points that share most work follow each other."""
+    """Return the numbers of points in the order in which they are made: points that share
+    the most work are adjacent.
+    """
     suites = list({id(point.of or session): None for point in points})
 
     def place(number: int) -> tuple[int, bool, int]:
@@ -166,7 +167,7 @@ def _identity(session: Session, point: Point, named: ModelRef, on: Views) -> dic
 
 
 def _measure(session: Session, point: Point, named: ModelRef, on: Views, maker: Maker) -> tuple[RowResult, bool]:
-    """Return the measurements of a model, and whether they will be the same next time."""
+    """Return the measurements of a model, and whether another attempt would give the same (and so may be stored)."""
     try:
         weights, making, stages = maker.make(point.of or session, named, point.make)
         scores, scoring = _score(session, weights, on.scores)
@@ -224,7 +225,7 @@ def _measure_distance(
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in the form of JSON."""
+    """Return a value converted to what JSON can hold."""
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
@@ -235,5 +236,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def place_points(points: Sequence[Point], **place: str | int | float) -> list[Point]:
-    """Return the points with another place in a study."""
+    """Return the points moved to another place in a study."""
     return [replace(point, at={**point.at, **place}) for point in points]

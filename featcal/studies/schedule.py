@@ -29,7 +29,7 @@ METHODS = ("calibrated", *PROPOSED)
 FORWARD, STALE, PARALLEL = SCHEDULES = ("forward", "stale", "parallel")
 EXCESS = "excess"
 _SOURCE = {STALE: "stale", PARALLEL: "merged"}
-"""Order → the feature source of its blocks in Prop. 8."""
+"""Order of calibration → the feature source of its blocks in Prop. 8."""
 
 
 def study_schedule(session: Session, plan: StudyPlan) -> Study:
@@ -40,11 +40,11 @@ def study_schedule(session: Session, plan: StudyPlan) -> Study:
     """
     others = [name for name in plan.methods if model_name(name).kind != "calibrated"]
     if others:
-        raise InputError(f"methods: {', '.join(others)} is not a calibration; orders are of calibrated:OPTIONS alone")
+        raise InputError(f"methods: {', '.join(others)} is not a calibration; this study needs calibrated:OPTIONS")
     if elsewhere := [name for name in plan.methods if model_name(name).of != "merged"]:
         raise InputError(
-            f"methods: {', '.join(elsewhere)} calibrates another model than the suite's merged one; orders are of that "
-            "alone: make it the suite's `merged`, or leave out what follows the @"
+            f"methods: {', '.join(elsewhere)} calibrates another model than the suite's merged one, which this study "
+            "does not do; make it the suite's `merged`, or leave out the @ and what follows it"
         )
     points = plan.points([EXPERT, "merged"])
     for order in SCHEDULES:

@@ -36,11 +36,11 @@ def score_into_card(
     place: str = "featcal evaluate",
     progress: Progress = silent,
 ) -> list[Scores]:
-    """Score a written model, the model before calibration and the experts on the same samples, and write table and
-    index of the folder's card; the rest of the card stays.
+    """Score a written model, the model before calibration and the experts on the same samples, and write the table and
+    the metadata of the folder's card; the rest of the card stays.
 
     Args:
-        history: counts uses of the test split.
+        history: records uses of the test split.
         model: the model of the folder, if the session has it already; None reads the folder.
         place: where the scores are shown.
 
@@ -109,7 +109,9 @@ def model_before(session: Session, folder: Path) -> str | None:
     record = read_json(folder / RECORD_FILE, missing=missing)
     suite = session.family.suite
     if record.get("suite") != suite.name:
-        raise InputError(f"{folder} was made of the suite '{record.get('suite')}', not of '{suite.name}'; name that")
+        raise InputError(
+            f"{folder} was made from the suite '{record.get('suite')}', not from '{suite.name}'; name that suite"
+        )
     if record.get("command") == "merge" or "model" not in record:
         return None
     if record.get("command") != "calibrate":

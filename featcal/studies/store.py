@@ -18,7 +18,7 @@ from featcal.system.fingerprints import json_digest
 from featcal.system.resources import cache_folder
 
 _DIGITS = 6
-"""Written digits: far more than are significant."""
+"""Number of digits that are written: far more than are significant."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class RowResult:
     """Measurements of one model, or the reason why there are none."""
 
     scores: Mapping[str, TaskValue]
-    """By task; empty if samples have no labels."""
+    """Scores by task; empty if samples have no labels."""
     drift: Mapping[str, FiniteFloat]
-    """By task: relative drift of the final features."""
+    """Relative drift of the final features, by task."""
     cosine: Mapping[str, Annotated[float, Field(ge=-1.001, le=1.001)]]
-    """By task: mean cosine of the final features to the expert's."""
+    """Mean cosine of the final features to the expert's, by task."""
     seconds: Mapping[str, StageSeconds]
     """Seconds for making the model ("make"), scoring it and measuring its features ("drift")."""
     stages: Mapping[str, FiniteFloat]
@@ -52,7 +52,7 @@ class RowResult:
 
 
 def round_found(found: RowResult) -> RowResult:
-    """Return it with numbers rounded as in files, so that a result equals its copy read from disk."""
+    """Return the result with numbers rounded as in files, so that it equals its copy read from disk."""
     return _FOUND.validate_python(_round_numbers(asdict(found)))
 
 

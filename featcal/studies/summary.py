@@ -19,7 +19,7 @@ class Spread:
 
     mean: float
     low: float | None
-    """Ends of the 95 % interval of the mean by Student's t over seeds; None for a single row."""
+    """Ends of the 95 % interval of the mean, by Student's t over seeds; None for a single seed."""
     high: float | None
 
 
@@ -41,14 +41,14 @@ class Summary:
     """Lowest score of a task, of the means over seeds."""
     worst_task: str
     tasks: Mapping[str, float]
-    """Score by task."""
+    """Mean score over seeds, by task."""
     drift: float | None
     cosine: float | None
     cpu: float | None
     """Seconds of the processor for making the model."""
     wall: float | None
     peak_bytes: int | None
-    """Largest of all seeds."""
+    """Largest peak of all seeds."""
     needs: tuple[str, ...]
     beside: Mapping[str, float]
     """Further measurements of this study."""

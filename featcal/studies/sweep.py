@@ -23,13 +23,13 @@ from featcal.system.formatting import exactly
 from featcal.system.progress import Progress, silent
 
 MOST = 500
-"""Most calibrations of one sweep."""
+"""Largest number of calibrations in one sweep."""
 SCALES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 """Scales of Task Arithmetic among the baselines."""
 SWEEP = "sweep"
 """Label of the progress."""
 KINDS = ("calibrated", "anchor", "merger", "merged", "base", "expert")
-"""Kinds of the points of a sweep; a merger is another merge of the same experts."""
+"""Kinds of the points of a sweep; "merger" is another merge of the same experts."""
 _VIEW = EvaluationSamples()
 
 
@@ -50,7 +50,7 @@ class Grid:
     rho: tuple[float, ...]
     alpha: tuple[float, ...]
     options: CalibrationConfig
-    """Samples, seed, switches; its own lam, rho and alpha are ignored."""
+    """Samples, seed and switches of all calibrations; its own lam, rho and alpha are ignored."""
     of: str = MERGED.name
     """Name of the model to calibrate."""
 
@@ -66,7 +66,7 @@ class Grid:
         self.configs()
 
     def configs(self) -> list[CalibrationConfig]:
-        """Return one per combination, alpha fastest; a repeated value counts once."""
+        """Return one set of options per combination, with alpha changing fastest; repeated values are used once."""
         values = product(*(dict.fromkeys(one) for one in (self.lam, self.rho, self.alpha)))
         return [replace(self.options, lam=lam, rho=rho, alpha=alpha) for lam, rho, alpha in values]
 
@@ -129,8 +129,8 @@ def run_sweep(
     """Calibrate with every combination and measure it on the same samples; baselines first.
 
     Points that the history has for the same suite, versions and samples are not computed again; every finished point is
-    added to it, so an interrupted sweep continues where it stopped. Each equals a single calibration with these options
-    to the last bit.
+    added to it, so an interrupted sweep continues where it stopped. Each point equals a single calibration with these
+    options to the last bit.
 
     Args:
         progress: called with the number of finished points, and for every block within a point, so that it can end the
@@ -227,9 +227,8 @@ def comparable_points(session: Session, on: EvaluationSamples, runs: Sequence[Hi
 
 
 def front(points: Sequence[SweepPoint]) -> list[SweepPoint]:
-    """Return the Pareto front of mean and worst task: runs that no other run equals or beats in both.
-
-    Experts are left out: they are a model per task, not one for all. By rising mean; of equal points all.
+    """Return the Pareto front of mean and worst task: the runs that no other run equals or beats in both, by rising
+    mean; of equal points all. Experts are left out, because they are one model per task.
     """
     models = [point for point in points if point.kind != "expert"]
     best = [one for one in models if not any(_beats(other.found, one.found) for other in models)]

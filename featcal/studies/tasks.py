@@ -1,4 +1,4 @@
-"""Study methods on more and more tasks: on the suite's first tasks, merged anew."""
+"""Study methods on more and more tasks: on the suite's first tasks, merged again for every number."""
 
 from __future__ import annotations
 

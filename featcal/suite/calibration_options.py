@@ -173,13 +173,13 @@ class CalibrationConfig:
         least=0, most=1, steps=_SHARES,
     )
     samples: int = _option(
-        256, "Calibration samples per task, without labels; a task that has fewer gives all it has. 64 give most of "
+        256, "Calibration samples per task, without labels; a task with fewer gives all of them. 64 give most of "
         "the gain, and time and memory grow in proportion.",
         label="Calibration samples per task", symbol="n", least=1, steps=(8, 16, 32, 64, 128, 256),
     )
     seed: int = _option(
-        42, "Decides, together with the task's name, which calibration samples are drawn. Other seeds show how much "
-        "the draw matters.", label="Seed", least=0,
+        42, "Seed, together with the task's name, of the random choice of calibration samples. Other seeds show how "
+        "much the choice matters.", label="Seed", least=0,
     )
     biases: bool = _option(
         True, "Calibrate biases: each corrects the mean error that the new weights leave (Eq. 55).",
@@ -198,8 +198,8 @@ class CalibrationConfig:
         label="Calibrate routers",
     )
     completion_only: bool = _option(
-        False, "For decoder-only models: count only the positions that predict the answer, not the prompt; a text "
-        "without a prompt counts as a whole. It can help long answers and hurt short ones.",
+        False, "For decoder-only models: use only the positions that predict the answer, not the prompt; in a text "
+        "without a prompt all positions count. It can help long answers and hurt short ones.",
         label="Count answers alone",
     )
     patch_weight: float = _option(
@@ -333,7 +333,7 @@ SHORTHANDS: Mapping[str, Option] = {
     "cautious": Option(
         kind=bool,
         help=f"Set {' and '.join(f'{name} {value:g}' for name, value in CAUTIOUS.items())}. Use it for calibration "
-        "samples in fog, or unlike the inputs to come; with clean or merely noisy ones it costs about two points.",
+        "samples unlike the inputs to come, such as fog; with clean or merely noisy ones it costs two points.",
         left_out="off", label="Cautious", recipes=_OWN,
     )
 }  # fmt: skip

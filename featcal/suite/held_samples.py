@@ -21,8 +21,9 @@ COLUMN_OPTIONS = (*OPTIONS_OF_KIND["rows"], "limit", "corruption")
 """Keys of `columns`, for rows."""
 _VALUES = ("pixel_values", "input_ids")
 _TENSORS = {"attention_mask": "mask", "labels": "labels"}
-"""Keys that tokenizers and processors use for tensors beside the inputs, and the options of a source that they
-correspond to."""
+"""Keys that tokenizers and processors use for tensors besides the inputs, and the options
+of a source that they correspond to.
+"""
 Row = dict[str, Any]
 
 
@@ -247,7 +248,8 @@ def _guess_columns(rows: HeldRows, label: str) -> dict[str, Any]:
         if "image" in names:
             return {}
         raise InputError(
-            f"{label}: which columns are what? There are {some(list(names))}; say columns={{'input': '{{…}}', "
+            f"{label}: it is not clear which column is what; there are {some(list(names))}. Give columns={{'input': "
+            f"'{{…}}', "
             "'target': '{…}'} for texts or {'image': …, 'label': …} for pictures"
         )
     found = {"input": f"{{{text}}}", **({"image": "image"} if "image" in names else {})}

@@ -62,14 +62,14 @@ class Method(MethodOptions):
 
 @dataclass(frozen=True)
 class About:
-    """Facts about a method beside its options."""
+    """Description of a method apart from its options: summary, paper and needs."""
 
     summary: str
     """Effect of the method, as a phrase in Markdown."""
     paper: str = ""
     """arXiv number, or an address."""
     needs: tuple[str, ...] = ()
-    """Some of `NEEDS`."""
+    """Needs of the method, some of `NEEDS`."""
     compared: tuple[str, ...] = ()
     """Names of its models in the comparison of all methods; by default its own name."""
     note: str = ""
@@ -132,7 +132,8 @@ def register_method(
             )
         if not re.fullmatch(r"[a-z][a-z0-9+-]*", name) or name in (*NAMED, REFERENCE, ALL):
             raise InputError(
-                f"'{name}' cannot be the name of a method: small letters, digits, - and +, no model's name"
+                f"'{name}' cannot be the name of a method: use small letters, digits, - and +, and not the name of a "
+                "model"
             )
         elsewhere = _REGISTERED[name].__module__ if name in _REGISTERED else _place_of(name)
         if elsewhere not in (None, kind.__module__):
@@ -202,7 +203,9 @@ def _load(name: str, brought: EntryPoint) -> None:
     try:
         brought.load()
     except Exception as error:  # code of others, which may fail in any way
-        raise InputError(f"{whose} cannot be imported ({type(error).__name__}: {error}); mend or remove it") from error
+        raise InputError(
+            f"{whose} cannot be imported ({type(error).__name__}: {error}); repair or remove it"
+        ) from error
     if name not in _REGISTERED:
         raise InputError(f"{whose}: {brought.value} registers no method '{name}'")
 

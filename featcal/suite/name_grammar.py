@@ -85,7 +85,7 @@ def model_name(text: str) -> ModelName:
     word, _, rest = text.partition(",")
     if takes_options(word.strip()) and "=" in rest:
         raise InputError(
-            f"model '{shorten(text)}': options stand after a colon, as in {word.strip()}:"
+            f"model '{shorten(text)}': options follow a colon, as in {word.strip()}:"
             f"{shorten(rest.strip())} (write ./{shorten(text)} for a folder of that name)"
         )
     own, at, below = text.partition("@")

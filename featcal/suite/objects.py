@@ -133,7 +133,7 @@ def _describe_merged(
         # The recipe is run on the experts given here, and would make another model of others.
         if of and of != {task: spec["expert"] for task, spec in tasks.items()}:
             raise InputError(
-                f"{WHERE}: merged: it was merged of other experts ({', '.join(of)}), or they were named otherwise; "
+                f"{WHERE}: merged: it was merged from other experts ({', '.join(of)}), or under other names; "
                 "give its to_model(), or the recipe alone"
             )
         return recipe.model_dump()

@@ -115,7 +115,7 @@ class Task(Strict):
     @model_validator(mode="after")
     def _models_are_measured_on_what_others_wrote(self) -> Task:
         if any(source is not None and source.self_generated is not None for source in (self.validation, self.test)):
-            raise ValueError("'self_generated' text is to calibrate on; give validation and test a source of data")
+            raise ValueError("'self_generated' text is for calibration alone; give validation and test another source")
         return self
 
     @model_validator(mode="after")
@@ -238,13 +238,17 @@ class Suite(Strict):
         if not all(name.strip() for name in self.tasks):
             raise ValueError("a task has no name; give it one")
         if ALL in self.tasks and self.calibration.explicit_options().get("tasks") is not None:
-            raise ValueError(f"calibration.tasks: '{ALL}' would be one task and every task; rename the task '{ALL}'")
+            raise ValueError(
+                f"calibration.tasks: '{ALL}' would mean both one task and all tasks; rename the task '{ALL}'"
+            )
         return self
 
     @model_validator(mode="after")
     def _recipe_has_a_base(self) -> Suite:
         if self.base is None and isinstance(self.merged, MergeRecipe):
-            raise ValueError("base is null, and a merge is made of it: name the base, or under merged a model's folder")
+            raise ValueError(
+                "base is null, but a merge by recipe needs a base: name the base, or give a model's folder under merged"
+            )
         return self
 
     @model_validator(mode="after")

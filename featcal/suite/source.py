@@ -156,8 +156,9 @@ class Source(Strict):
         misplaced = {option for option in options if getattr(self, option) is not None} - set(OPTIONS_OF_KIND[kinds[0]])
         if misplaced:
             raise ValueError(
-                f"{', '.join(sorted(misplaced))} means nothing to a source of kind '{kinds[0]}', "
-                f"which takes {', '.join(OPTIONS_OF_KIND[kinds[0]])} and limit"
+                f"{', '.join(sorted(misplaced))} {'is not an option' if len(misplaced) == 1 else 'are not options'} of "
+                "a source "
+                f"of kind '{kinds[0]}', which takes {', '.join(OPTIONS_OF_KIND[kinds[0]])} and limit"
             )
         if self.tensors is not None and self.key is None:
             raise ValueError("a 'tensors' source needs 'key', the name of the tensor in the file")
@@ -197,7 +198,7 @@ class Source(Strict):
     @model_validator(mode="after")
     def _only_pictures_are_corrupted(self) -> Source:
         if self.corruption is not None and not self.pictures:
-            raise ValueError("'corruption' is for pictures as people see them, not for text or preprocessed tensors")
+            raise ValueError("'corruption' needs raw pictures, not text or preprocessed tensors")
         return self
 
     @property

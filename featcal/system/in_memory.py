@@ -51,8 +51,8 @@ def find_held(reference: str, label: str) -> Any:
     things = [thing for thing in _held if _refer(thing) == reference]
     if not things:
         raise InputError(
-            f"{label}: '{reference}' names something in the memory of a Python process, and it is not there (any "
-            "more); make the suite anew with featcal.Suite.of, or give a file or folder"
+            f"{label}: '{reference}' names an object of a Python process that does not exist (any more); "
+            "make the suite again with featcal.Suite.of, or give a file or folder"
         )
     unchanged = next((thing for thing in things if thing.is_unchanged()), None)
     if unchanged is None:

@@ -71,7 +71,7 @@ class Timing:
             yield one
 
     def add(self, other: Timing) -> None:
-        """Add other work."""
+        """Add further work to the total."""
         self.wall += other.wall
         self.cpu += other.cpu
 

@@ -12,7 +12,7 @@ from featcal.system.errors import InputError
 from featcal.system.paths import require_plain
 
 MOST_BYTES, MOST_VALUES, MOST_DEEP = 4 << 20, 30_000, 40
-"""Of a YAML file: bytes, values once every alias stands for what it names, and mappings and lists in one another."""
+"""Limits of a YAML file: bytes, values (with every alias expanded), and levels of nesting."""
 
 
 def read_yaml(file: Path) -> Any:
@@ -40,7 +40,7 @@ def parse_yaml(text: str, label: str) -> Any:
     except yaml.YAMLError as error:
         raise InputError(f"{label}: {_yaml_problem(error)}") from None  # the cause quotes a line
     except (ValueError, LookupError, AttributeError):  # PyYAML's own, from values that a tag calls something else
-        raise InputError(f"{label}: not valid YAML: a value is not of the type that its tag or form says") from None
+        raise InputError(f"{label}: not valid YAML: a value does not have the type of its tag or form") from None
     finally:
         if loader is not None:
             loader.dispose()

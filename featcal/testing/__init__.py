@@ -1,10 +1,10 @@
 """Test in one call whether the facts of an architecture are true, and whether a method keeps what it promises.
 
 `check_adapter(model, facts)` writes a base, two experts near it and a merged model, all with the shapes of a tiny
-`model` of the library with random weights, and holds what featcal makes of them against the library's own forward and
-against a second computation of the whole calibration in float64 that uses hooks alone (`reference`).
+`model` of the library with random weights, and compares featcal's results with the library's own forward, and with a
+second computation of the whole calibration in float64 that uses only hooks (`reference`).
 
-`check_method(name)` merges tensors in memory, or fits a tiny suite, and holds the method against what is true of all.
+`check_method(name)` merges tensors in memory, or fits a tiny suite, and checks what must be true of every method.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def check_adapter(model: Any, facts: Facts) -> Mapping[str, Mapping[str, float]]
     Args:
         model: an instance of the library's class with a tiny configuration: few blocks, so that every kind of block is
             there, widths of 16 to 64, a window of fewer than 8 tokens where blocks have one. Its shapes are used, with
-            random weights. Attention goes through transformers' interface or is written as products and a softmax:
-            torch's fused kernel has no forward-mode derivative, which attribution takes.
+            random weights. Its attention must use transformers' attention interface, or plain products and a softmax:
+            torch's fused kernel has no forward-mode derivative, which attribution needs.
 
     Returns:
-        What was measured, by check and by name: all of it is a deviation, but "drift".
+        The measured values, by check and by name: each is a deviation, except "drift".
 
     Raises:
-        AssertionError: a check fails; the message says what was found.
-        InputError: facts that do not describe the model.
+        AssertionError: a check fails; the message states the values.
+        InputError: the facts do not describe the model.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> from featcal import DecoderFacts
@@ -67,15 +67,15 @@ def check_method(name: str, model: Any = None, facts: Facts | None = None) -> tu
     """Apply every check of `testing.methods` to a registered method.
 
     Args:
-        model, facts: as `check_adapter` has them: what a method beside calibration is tried on; left out, a tiny BERT
-            with a classifier per task, which every kind of method is defined for.
+        model, facts: as for `check_adapter`: the model on which a method other than a merger is tried; by default a
+            tiny BERT with a classifier per task, for which every kind of method is defined.
 
     Returns:
         The names of the checks, all of which passed.
 
     Raises:
-        AssertionError: the first check that fails; says what was found.
-        InputError: no such method, or one that is not defined for the model.
+        AssertionError: the first check that fails; the message states the values.
+        InputError: there is no such method, or it is not defined for the model.
 
     >>> from featcal.testing import check_method
     >>> check_method("task-arithmetic")[:3]

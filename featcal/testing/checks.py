@@ -1,4 +1,6 @@
-"""Check what must hold for every architecture: a check takes a trial, returns measures, fails by assertion."""
+"""Check what must hold for every architecture: each check takes a trial (a tiny suite) and
+returns what it measured, or raises AssertionError.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,10 @@ CLOSE = 1e-4
 
 
 def check_block_replay(trial: Trial) -> CheckNumbers:
-    """Check that, block by block on padded batches, every state and the scores are those of the library's own forward.
+    """Check that featcal, block by block on padded batches, computes the states and scores of the library's own
+    forward.
 
-    The library takes its plainest attention, so an option of an attention that featcal's kernels do not have shows.
+    The library uses its plainest attention, so an attention option that featcal's kernels lack makes a difference.
     """
     family, found, of_head = trial.family, defaultdict[str, list[float]](list), list[float]()
     (stage,) = family.adapter.stages
@@ -69,24 +72,27 @@ def _library_states(trial: Trial, model: Any, inputs: Mapping[str, Tensor]) -> t
 
 
 def check_paper(trial: Trial) -> CheckNumbers:
-    """Check that every tensor that Algorithm 1 calibrates is that of the second computation."""
+    """Check that every tensor that Algorithm 1 calibrates equals that of the second computation."""
     return _compare_calibration(trial, trial.config())
 
 
 def check_norms(trial: Trial) -> CheckNumbers:
-    """Check Algorithm 1 with the scales of all norms, where some are not LayerNorms, and with routers of mixtures; with
-    a ridge of 1e-5."""
+    """Check Algorithm 1 with a ridge of 1e-5, and with the scales of all norms (not only
+    LayerNorms) and the routers of mixtures calibrated.
+    """
     return _compare_calibration(trial, trial.config(**_extensions(trial), lam=1e-5))
 
 
 def check_informed(trial: Trial) -> CheckNumbers:
-    """Check every tensor of the recipe "informed", which goes through a block by its residual parts as "refined" does,
-    and has a prior for every map; with routers of mixtures, so that their experts get what those as solved send."""
+    """Check every tensor of the recipe "informed", which solves a block by its residual parts, like "refined", and
+    adds a prior to every map; with routers of mixtures, so that an expert gets the tokens that the solved router
+    sends.
+    """
     return _compare_calibration(trial, trial.config(**_extensions(trial), recipe=INFORMED))
 
 
 def _extensions(trial: Trial) -> dict[str, bool]:
-    """Return what is calibrated if asked for alone, as far as the architecture has it."""
+    """Return the tensors that are calibrated only on request, if the architecture has any."""
     return {name: name not in idle_options(trial.family.adapter) for name in ("rmsnorms", "routers")}
 
 
@@ -110,7 +116,7 @@ def _compare_calibration(trial: Trial, config: CalibrationConfig) -> CheckNumber
 
 
 def check_fixed_point(trial: Trial) -> CheckNumbers:
-    """Check that every recipe gives the model again where base, merged model and experts are one model."""
+    """Check that every recipe returns the same model where base, merged model and experts are one model."""
     family = trial.exact
     same = replace(family, merged=family.base, experts=dict.fromkeys(family.experts, family.base))
     found = defaultdict[str, list[float]](list)
@@ -123,8 +129,9 @@ def check_fixed_point(trial: Trial) -> CheckNumbers:
 
 
 def check_drift(trial: Trial) -> CheckNumbers:
-    """Check that e = m + p for every sample, whose states are computed a second time alone and in float64; that
-    sublayers together are the block; that contributions add up to the drift."""
+    """Check that e = m + p for every sample, with states computed a second time, alone and in float64; that a
+    block's mismatch is the sum of its sublayers'; and that contributions add up to the drift.
+    """
     whole = measure_drift(trial.exact, split="test", attribution=True)
     parts = measure_drift(trial.exact, split="test", sublayers=True)
     found = defaultdict[str, list[float]](list)
@@ -141,8 +148,9 @@ def check_drift(trial: Trial) -> CheckNumbers:
 
 
 def check_repair(trial: Trial) -> CheckNumbers:
-    """Check that calibration lowers the final drift of every task, and that the library loads the written folder with
-    every tensor its own, equal outputs, and names, dtypes and other files of the merged model's folder."""
+    """Check that calibration lowers the final drift of every task; that the library loads the written folder with
+    every tensor and equal outputs; and that names, dtypes and other files are those of the merged model's folder.
+    """
     family, out = trial.family, trial.root / "written"
     calibrate_family(family, trial.config()).save(out)
     before, after = (measure_drift(family, one, split="calibration") for one in ("merged", str(out)))
@@ -167,7 +175,7 @@ def check_repair(trial: Trial) -> CheckNumbers:
 
 
 def _dtypes(trial: Trial, folder: Any) -> dict[str | None, str]:
-    """Return dtypes by canonical name: where files leave a prefix out, what is written has it."""
+    """Return dtypes by canonical name; where the merged model's files leave a prefix out, written files have it."""
     found: dict[str | None, str] = {}
     canonical = trial.family.adapter.canonical
     for file in folder.glob("*.safetensors"):
@@ -177,13 +185,15 @@ def _dtypes(trial: Trial, folder: Any) -> dict[str | None, str]:
 
 
 def _relative_distance(one: Tensor, other: Tensor) -> float:
-    """Return ||one - other|| / ||other||, or the norm of the difference where the other vanishes."""
+    """Return ||one - other|| / ||other||, or the norm of the difference if the other is 0."""
     gap, scale = (one - other).double().norm(), other.double().norm()
     return float(gap / scale if scale > 0 else gap)
 
 
 def _require(found: Mapping[str, list[float]], limit: float, what: str) -> CheckNumbers:
-    """Return the largest deviation under each name, NaN where one is; AssertionError where one is above the limit."""
+    """Return the largest deviation under each name, NaN if there is one; raise
+    AssertionError where it is above the limit.
+    """
     worst = {name: float(torch.tensor(gaps).max()) for name, gaps in found.items()}
     wrong = sorted(((gap, name) for name, gap in worst.items() if not gap <= limit), reverse=True)
     # A NaN sorts anywhere, but is always listed: it is not at most the limit.

@@ -1,4 +1,4 @@
-"""Check every method: mergers on tensors in memory, others on tiny models of a folder."""
+"""Check what must hold for every method: mergers on tensors in memory, other methods on a folder of tiny models."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from featcal.system.errors import InputError
 from featcal.testing.trial import TASKS, Trial, assert_that
 
 SHAPES = {"a": (6, 8), "b": (7,), "c": (2, 3, 2), "d": (9, 4), "table": (5, 4)}
-"""Shapes of matrices, of other tensors, and of a table of a vocabulary."""
+"""Shapes of matrices, of other tensors, and of a table with a row per token."""
 FEW = {"samples": 3, "steps": 2, "batch": 2, "guard": -1e3}
-"""Options that keep a method cheap, and have it act on models that gain nothing by it, for those that have them."""
+"""Values for options that make a method cheap, or make it act even on models that it cannot improve."""
 NEAR = 1e-9
-"""Largest relative deviation of tensors in float64 that should be the same but for rounding."""
+"""Largest relative deviation of float64 tensors that differ only by rounding."""
 Tensors = Mapping[str, Tensor]
 
 
@@ -68,7 +68,7 @@ class MergerTrial:
 
 
 def check_description(kind: type[Method], **few: Any) -> None:
-    """Check that the method says what it does and needs, and that its name has all its options."""
+    """Check that the method describes itself and what it needs, and that its name lists all its options."""
     about = kind.about
     assert_that(bool(about.summary) and about.summary[-1] != ".", "the summary is one phrase without a full stop")
     assert_that({*about.needs} <= {*NEEDS}, f"needs are some of {NEEDS}, not {about.needs}")
@@ -84,7 +84,9 @@ def check_description(kind: type[Method], **few: Any) -> None:
 
 
 def check_merger_name(trial: MergerTrial) -> None:
-    """Check that a name with every default is the merge with none, and that options outside their range are refused."""
+    """Check that a name with all defaults written out gives the same merge as the bare name, and that values outside
+    an option's range are refused.
+    """
     check_description(trial.kind)
     name = trial.kind().name
     suite = Suite.model_construct(merged="checkpoint")  # no recipe of its own
@@ -98,21 +100,22 @@ def check_merger_name(trial: MergerTrial) -> None:
 
 
 def check_identity(trial: MergerTrial) -> None:
-    """Check that experts that are all the base give the base."""
+    """Check that merging experts that equal the base gives the base."""
     same = dict.fromkeys(trial.experts, trial.base)
     _same(trial.merge(same), trial.base.tensors, NEAR, "experts that are the base")
 
 
 def check_order(trial: MergerTrial) -> None:
-    """Check that experts in another order give the same, where the method says so."""
+    """Check that the order of the experts makes no difference, if the method declares itself symmetric."""
     if trial.kind.symmetric:
         turned = dict(reversed(trial.experts.items()))
         _same(trial.merge(turned), trial.merge(), NEAR, "experts in another order")
 
 
 def check_parts(trial: MergerTrial) -> None:
-    """Check that tensors read one by one are those that are read together, that a second merge has the same bits, and
-    that the models stay as they are."""
+    """Check that tensors read one by one equal those read together, that a second merge has
+    the same bits, and that the models stay unchanged.
+    """
     before = {task: {n: t.clone() for n, t in one.tensors.items()} for task, one in trial.experts.items()}
     together, apart = trial.open(), trial.open()
     whole = together.read(SHAPES)
@@ -124,7 +127,9 @@ def check_parts(trial: MergerTrial) -> None:
 
 
 def check_output_dtypes(trial: MergerTrial) -> None:
-    """Check that shapes and dtypes are the base's and values finite: of three experts, of one, in half precision."""
+    """Check that shapes and dtypes are the base's and all values finite: with three
+    experts, with one, and in half precision.
+    """
     one = dict([*trial.experts.items()][:1])
     half = InMemory("base", {name: tensor.bfloat16() for name, tensor in trial.base.tensors.items()})
     for base, experts in ((trial.base, trial.experts), (trial.base, one), (half, trial.experts)):
@@ -164,7 +169,7 @@ class BaselineTrial:
 
     @property
     def few(self) -> dict[str, Any]:
-        """Return those of `FEW` that the method has."""
+        """Return those of the values in `FEW` that are options of the method."""
         own = {one.name for one in options_of_class(self.kind)}
         return {name: value for name, value in FEW.items() if name in own}
 
@@ -175,7 +180,9 @@ class BaselineTrial:
         return fit(family or self.family, self.options(**options))
 
     def tensors(self, made: Fitted) -> Tensors:
-        """Return the model's tensors, those of every task that has its own, and final features after its maps."""
+        """Return the model's tensors, those of every task with tensors of its own, and the
+        final features after its maps.
+        """
         family, found = self.family, made.weights.read(self.family.adapter.tower)
         for task in TASKS:
             inputs = [self.trial.padded_inputs(task)]
@@ -187,7 +194,9 @@ class BaselineTrial:
 
 
 def check_baseline_name(trial: BaselineTrial) -> None:
-    """Check that its name is read as its options, with the suite's where none are said, and others refused."""
+    """Check that the method's name is parsed into its options, with the suite's defaults where a name leaves them
+    out, and that other values are refused.
+    """
     kind, family = trial.kind, trial.family
     check_description(kind, **trial.few)
     own = trial.options()
@@ -204,8 +213,9 @@ def check_baseline_name(trial: BaselineTrial) -> None:
 
 
 def check_record(trial: BaselineTrial) -> None:
-    """Check that the record has the options and the samples, that the model has shapes and dtypes of the base and
-    finite values, and that a second one has the same bits."""
+    """Check that the record states options and samples, that shapes and dtypes are the base's and values finite, and
+    that a second model has the same bits.
+    """
     made, again = trial.fit(), trial.fit()
     record, own = made.record, trial.options()
     assert_that(record["options"] == asdict(own) and record["model"] == own.name, f"recorded as {record['model']}")
@@ -224,7 +234,7 @@ def check_record(trial: BaselineTrial) -> None:
 
 
 def check_merged_model(trial: BaselineTrial) -> None:
-    """Check that another merged model makes a difference to a method that acts on one, and to no other."""
+    """Check that another merged model changes the result of a method that starts from one, and of no other method."""
     family = trial.family.with_merged(trial.family.experts[TASKS[0]], f"expert:{TASKS[0]}")
     changed = _differ(trial.tensors(trial.fit(family)), trial.tensors(trial.fit()))
     # A method that ignores the merged model must not be listed as acting on one, nor the reverse.
@@ -263,7 +273,7 @@ def _values_beyond(kind: type[Method]) -> Iterator[tuple[Field[Any], float]]:
 
 
 def _other_values(one: Field[Any], default: Any) -> list[Any]:
-    """Return other values of an option in its range, the likeliest to make a difference first."""
+    """Yield other values of an option within its range, beginning with the most likely to make a difference."""
     facts = facts_of(one)
     if type_of(one) is bool:
         return [not default]
@@ -310,7 +320,7 @@ def _differ(one: Tensors, other: Tensors) -> bool:
 
 
 def _same(one: Tensors, other: Tensors, within: float, what: str) -> None:
-    """Raise AssertionError unless tensors are the same up to a relative deviation."""
+    """Raise AssertionError unless tensors are equal up to a relative deviation."""
     for name, tensor in other.items():
         gap, scale = (one[name] - tensor).double().norm(), tensor.double().norm().clamp(min=1e-12)
         assert_that(one[name].dtype == tensor.dtype and float(gap / scale) <= within, f"{what}: '{name}' is another")

@@ -1,8 +1,8 @@
 """Compute Algorithm 1 of the paper, and featcal's own recipes, a second time, for models of transformers: whole models,
 forward hooks, float64.
 
-Nothing else of featcal is used. Every sample runs alone and without padding, so there is no mask to get wrong, and the
-whole model runs anew for every block, so there is no stream to carry. Equations are those of the paper.
+No other code of featcal is used. Every sample runs alone and without padding, so there is no mask to get wrong; and the
+whole model runs again for every block, so no states are carried along. Equations are those of the paper.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ReferenceOptions:
     """Hyper-parameters of Algorithm 1; `norms` are the classes of norms to calibrate.
 
     A norm other than LayerNorm multiplies by `norm_offset` + weight. Where norms act on each head's part of a token,
-    `head_axis` is the axis of the heads in what one sample gives them, 0 or 1 of three.
+    `head_axis` is the axis of the heads, 0 or 1, in the norm's input for one sample.
     """
 
     lam: float
@@ -43,7 +43,7 @@ class ReferenceOptions:
     head_axis: int = 1
     weigh_tokens: bool = False
     routers: tuple[str, ...] = ()
-    """Names of modules that are linear maps by their only parameter, `weight`, though of a class of their own."""
+    """Names of modules that are linear maps with one parameter, `weight`, but of a class of their own."""
 
 
 def every_token(sample: Sample, module: str, tokens: int) -> Tensor:
@@ -52,10 +52,11 @@ def every_token(sample: Sample, module: str, tokens: int) -> Tensor:
 
 
 Piece = tuple[Sequence[str], str | None]
-"""Modules (with all inside them) or parameters that are fitted together, and the module that is given the residual
-stream which they write into; None for those that do not."""
+"""Modules (with all inside them) or parameters that are solved together, and the module that receives the residual
+stream into which they write; None for those that do not write into it.
+"""
 STACKED = ("gate_up_proj", "down_proj")
-"""Parameters of a mixture of experts, `[experts, outputs, inputs]` each."""
+"""Parameters that hold all experts of a mixture, `[experts, outputs, inputs]` each."""
 
 
 @torch.no_grad()
@@ -67,7 +68,7 @@ def refine(
     options: ReferenceOptions,
     token_weights: TokenWeights = every_token,
 ) -> dict[str, Tensor]:
-    """Return every calibrated tensor by name, solved piece by piece; the whole model runs anew for every piece."""
+    """Return every calibrated tensor by name, solved piece by piece; the whole model runs again for every piece."""
     # A copy: its tensors are replaced piece by piece, and later pieces see what earlier ones became.
     student, done = deepcopy(models["merged"]), dict[str, Tensor]()
     everything = [name for names, _ in pieces for name in names] + [stream for _, stream in pieces if stream]
@@ -102,8 +103,9 @@ def refine(
 def inputs(
     model: Any, blocks: Sequence[str], samples: Sequence[Sample], token_weights: TokenWeights, head_axis: int = 1
 ) -> dict[str, Rows]:
-    """Return the inputs of every module inside the blocks when the whole model runs on every sample; for a norm over
-    heads, every head's part is a row with the weight of its token."""
+    """Return the inputs of every module inside the blocks, from runs of the whole model on every sample; for a norm
+    over heads, every head's part is a row with the weight of its token.
+    """
     rows: dict[str, list[Tensor]] = {}
     found_inside = {name: module for block in blocks for name, module, kinds in modules_inside(model, block) if kinds}
     handles = [
@@ -138,7 +140,7 @@ def modules_inside(model: Any, top: str) -> list[tuple[str, Any, list[str]]]:
 
 
 def _single_sample(given: Tensor) -> Tensor:
-    """Return a module's input of the only sample, which may come without a batch axis."""
+    """Return a module's input for the only sample of the batch; the input may lack a batch axis."""
     # A vision tower may have all its patches in one row; token ids `[1, tokens]` are no such row.
     return given if given.ndim == 2 and given.is_floating_point() else given[0]
 
@@ -146,8 +148,9 @@ def _single_sample(given: Tensor) -> Tensor:
 def weigh_features(
     name: str, tops: Sequence[str], models: tuple[Any, Any, Mapping[str, Any]], rows: tuple[Any, Any]
 ) -> dict[str, tuple[Rows, Rows]]:
-    """Return features of a linear map whose tokens weigh by what the expert's task vectors do to them: by those of all
-    maps of the piece that are given the same tokens with the same weights, and have a bias or none like this one.
+    """Return features of a linear map, with tokens weighted by how strongly the expert's task vectors act on them. The
+    task vectors are those of all maps of the piece that read the same tokens with the same weights, and that, like this
+    map, have a bias or have none.
 
     Args:
         models: student, base, and experts by task.
@@ -173,8 +176,9 @@ def weigh_features(
 
 
 def action_weights(change: Tensor, before: Tensor, x: Tensor, weights: Tensor) -> Tensor:
-    """Return how much more than others each token counts `[n]`: the more, the more the change of a map does to it
-    beside what the map did before; means are weighted."""
+    """Return relative weights `[n]` of tokens: the more the task vector of a map changes its output for a token,
+    relative to the old output, the larger the weight; weights over several maps are averaged.
+    """
 
     def mean(values: Tensor) -> Tensor:
         return weights @ values / weights.sum()
@@ -247,7 +251,9 @@ def weight_matrix(module: Any) -> Tensor:
 
 
 def routes(model: Any, name: str, samples: Sequence[Sample]) -> Rows:
-    """Return the experts of a mixture that its router chooses per token of a task, and their shares: `[n, k]`."""
+    """Return, for each token of a task, the experts of a mixture that its router chooses,
+    and their shares: `[n, k]`.
+    """
     seen: list[Rows] = []
     handle = model.get_submodule(name).register_forward_pre_hook(lambda _, args: seen.append((args[1], args[2])))
     for sample in samples:
@@ -264,16 +270,15 @@ def solve_stacked(
     all_models: tuple[Any, Mapping[str, Any], Mapping[str, Any]],
     o: ReferenceOptions,
 ) -> Tensor:
-    """Solve every expert of a mixture by Eqs. (10) to (17), on the tokens that the student's router sends it.
-
-    A token weighs its share squared, and what the task's expert has at the same tokens is computed with its own maps.
-    Tasks weigh as the share of such weights that they have here, which are scaled to sum to the number of tasks. With
-    fewer tokens of all tasks than the wider of width and inner width an expert of the mixture stays as merged, unless
-    there is a prior. Its first two maps lie in one parameter, and each has a prior of its own.
+    """Solve every expert of a mixture by Eqs. (10) to (17), on the tokens that the student's router sends to it. The
+    weight of a token is its share squared, and the task's expert computes the same tokens with its own maps. The weight
+    of a task is its share of these weights, scaled so that the tasks' weights sum to the number of tasks. With fewer
+    tokens of all tasks than the wider of width and inner width an expert of the mixture stays as merged, unless there
+    is a prior. Its first two maps are stored in one parameter, but each has a prior of its own.
 
     Args:
         features: inputs of the mixture, the student's and the task's expert's.
-        sent: by task what `routes` returned for the student.
+        sent: by task, the student's `routes`.
         all_models: the student, base and merged model, the experts of the tasks.
     """
     student, models, experts = all_models
@@ -317,8 +322,9 @@ def solve_stacked(
 def _halves(
     name: str, kind: str, place: int, half: tuple[int, int], models: Mapping[str, Any], experts: Mapping[str, Any]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the base's weight of one map of an expert of a mixture, and every task's expert's; a parameter holds the
-    number `half[1]` of maps, one above the other."""
+    """Return one map of an expert of a mixture, of the base and of every task's expert; the
+    stored parameter stacks `half[1]` maps.
+    """
     every = [getattr(model.get_submodule(name), kind)[place] for model in (models["base"], *experts.values())]
     base, *others = (weight.chunk(half[1])[half[0]] for weight in every)
     return base, others
@@ -334,7 +340,7 @@ def _gate(experts: Any, place: int, x: Tensor) -> Tensor:
 def norm(
     name: str, features: Mapping[str, tuple[Rows, Rows]], models: Any, experts: Mapping[str, Any], o: ReferenceOptions
 ) -> dict[str, Tensor]:
-    """Solve Eq. (59), per coordinate a ridge regression of scale and, where there is one, shift."""
+    """Solve Eq. (59): for each coordinate, a ridge regression of scale and, if there is one, shift."""
     merged, base = (models[which].get_submodule(name) for which in ("merged", "base"))
     anchor = o.rho * affine(merged, o) + (1 - o.rho) * affine(base, o)
     left, right = o.lam * torch.eye(anchor.shape[1], dtype=torch.float64), o.lam * anchor

@@ -35,7 +35,9 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Trial:
-    """Base, merged model and two experts near each other, and padded texts of random tokens, or random pixels."""
+    """A suite of a base, a merged model and two experts, all near each other, with padded
+    texts of random tokens or random pixels.
+    """
 
     facts: Facts
     root: Path
@@ -43,7 +45,7 @@ class Trial:
 
     @cached_property
     def family(self) -> Family:
-        """Open the suite as any user does."""
+        """Open the suite as a user does."""
         return open_family(load_suite(self.root / "suite.yaml"), "cpu")
 
     @cached_property
@@ -64,7 +66,7 @@ class Trial:
         )
 
     def library(self, folder: str, dtype: torch.dtype = torch.float64) -> Any:
-        """Load a model by the library, with its own plainest attention and experts of a mixture."""
+        """Load a model with the library, with its plainest attention and plainest mixture of experts."""
         plain = {
             "attn_implementation": "eager",
             **({"experts_implementation": "eager"} if _mixture_facts(self.facts) else {}),
@@ -73,7 +75,7 @@ class Trial:
 
     @cached_property
     def models(self) -> Mapping[str, Any]:
-        """Load "base" and "merged" by the library in float64."""
+        """Load "base" and "merged" with the library, in float64."""
         return {name: self.library(name) for name in ("base", "merged")}
 
     @cached_property
@@ -102,7 +104,7 @@ class Trial:
         return [block.path for block in self.family.adapter.blocks()]
 
     def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors of blocks by canonical name, given those by their names in the library's model."""
+        """Return tensors of blocks under canonical names, given tensors under the names of the library's model."""
         found: dict[str, Tensor] = {}
         experts = _mixture_facts(self.facts)
         tensors = tensors if experts is None else _separate_maps(tensors, experts)
@@ -112,8 +114,9 @@ class Trial:
         return found
 
     def scores(self, library: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the library's scores of every sample: of the token after a text's last, or of classes; the final
-        features where prompts score."""
+        """Return the library's scores of every sample: of the token after the end of a text, or of classes; the final
+        features if the head is made from prompts.
+        """
         if isinstance(self.facts, EncoderFacts):
             found = library(**inputs)
             scores: Tensor = found.pooler_output if self.facts.pooler else found.logits
@@ -124,7 +127,9 @@ class Trial:
         return logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1]
 
     def compute_scores(self, model: Weights, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return featcal's scores of every sample: final features under the head beside the model's weights."""
+        """Return featcal's scores of every sample: the final features under the head stored
+        with the model's weights.
+        """
         adapter, compute = self.family.adapter, self.family.compute
         features = final_features(adapter, model, {}, [inputs], compute)
         if isinstance(self.facts, EncoderFacts) or self.facts.classifier:
@@ -147,12 +152,12 @@ class Trial:
         return weights
 
     def config(self, **options: Any) -> CalibrationConfig:
-        """Return options with a ridge that is not tiny, for all samples in uneven batches."""
+        """Return calibration options with a ridge that is not tiny, for all samples in batches of unequal size."""
         # A tiny ridge would magnify rounding; with uneven batches a mean over batches is not that over samples.
         return config_for(self.family, **{"lam": 0.05, "rho": 1.5, "alpha": 0.3, "batch_size": 4, **options})
 
     def options(self, config: CalibrationConfig) -> ReferenceOptions:
-        """Return a calibration's options in the form of the reference."""
+        """Return a calibration's options as `ReferenceOptions`."""
         stage = self.family.adapter.stages[0]
         kinds = ((torch.nn.LayerNorm,) if config.layernorms else ()) + (
             (stage.norm,) if config.rmsnorms and stage.norm else ()
@@ -164,7 +169,9 @@ class Trial:
         return replace(o, routers=tuple(routers))
 
     def pieces(self, config: CalibrationConfig) -> list[Piece]:
-        """Return the modules that are fitted together, in order, each with the one that is given its stream."""
+        """Return the modules that are solved together, in order, each with the module that
+        receives its residual stream.
+        """
         if config.recipe == PAPER:
             return [([block], None) for block in self.blocks]
         found: list[Piece] = []
@@ -177,7 +184,8 @@ class Trial:
 
 
 def _pieces_of(block: str, part: DecoderPart, called: list[str], facts: Facts) -> list[Piece]:
-    """Return the pieces of one residual part: norm, maps of one input, norms of heads, output map, norm after.
+    """Return the pieces of one residual part: norm, maps that share an input, norms over heads, output map, norm after
+    it.
 
     Args:
         called: modules of the block with tensors of their own, in the order of their calls.
@@ -293,8 +301,9 @@ def _scatter(model: Any, facts: Facts, generator: torch.Generator) -> None:
 
 @torch.no_grad()
 def _perturb(base: Any, facts: Facts, generator: torch.Generator) -> Any:
-    """Return a model whose every tensor is moved by noise: of relative size 0.3, or 0.15 where all hangs on a single
-    token, or 0.03 in a pooler, which no calibration changes."""
+    """Return a model with noise on every tensor: of relative size 0.3; 0.15 where everything depends on a single
+    token; 0.03 in a pooler, which no calibration changes.
+    """
     single, moved = isinstance(facts, EncoderFacts) or facts.classifier, deepcopy(base)
     still = f"{facts.pooler}." if isinstance(facts, EncoderFacts) and facts.pooler else None
     for name, parameter in moved.named_parameters():
@@ -305,6 +314,6 @@ def _perturb(base: Any, facts: Facts, generator: torch.Generator) -> Any:
 
 
 def assert_that(true: bool, what: str) -> None:
-    """Raise AssertionError unless something is true, under python -O too."""
+    """Raise AssertionError unless the condition holds, even under python -O."""
     if not true:
         raise AssertionError(what)

@@ -308,7 +308,7 @@ def test_a_history_that_cannot_be_written_is_a_warning(
     assert healthy(app)
     button(app, "Run the sweep").click().run()
     assert not app.exception
-    assert any("jobs cannot be kept" in one.value for one in app.error)
+    assert any("jobs cannot be stored" in one.value for one in app.error)
 
 
 def test_a_broken_record_is_named_and_the_others_shown(tiny_suite_file: Path, tiny: Family) -> None:

@@ -55,7 +55,7 @@ def test_a_draft_is_the_suite_that_is_written(tmp_path: Path) -> None:
     assert load_suite(tmp_path / "mine.yaml") == suite
     assert suite.model_dump() == read_draft(text, tmp_path / "mine.yaml").model_dump()
     assert suite.tasks["nli"].metric == "exact_match"
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
         write_draft(text, tmp_path / "mine.yaml")
 
 

@@ -471,9 +471,9 @@ def test_a_data_set_on_the_hub_is_looked_at(here: Path, monkeypatch: pytest.Monk
 
 REFUSED = {
     "neither a path here": ["nowhere", "lines/nothing"],
-    "a.bin does not tell what kind it is": "a.bin",
+    "a.bin does not show the kind of source": "a.bin",
     "names no kind of source": "{file: a.jsonl}",
-    "does not exist; paths start from where the command runs": "{jsonl: b.jsonl}",
+    "does not exist; relative paths start from the current folder": "{jsonl: b.jsonl}",
     "none of them called calibration, train, training": "lines",
     "has no sub-folders": "empty",
     "samples: no path": [300 * "x", "~nobody-of-this-name/a.jsonl", "{jsonl: '~nobody-of-this-name/a'}"],

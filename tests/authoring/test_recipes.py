@@ -329,7 +329,7 @@ NOT_OF_FUSION_BENCH = {
     "modles: unknown key. Did you mean 'models'?": pool(modles={"a": "b"}),
     "models: must be a mapping from names": pool(models=["a"]),
     "models: no expert is named": pool(models={"_pretrained_": "a/b"}),
-    "models.t: 'os.system' is never called": loaded("os.system", command="true"),
+    "models.t: 'os.system' is not called by featcal": loaded("os.system", command="true"),
     "models.t: 'variant' may change which weights are loaded": loaded(
         "x.from_pretrained", pretrained_model_name_or_path="a", variant="b"
     ),
@@ -364,7 +364,7 @@ def test_the_file_says_what_to_fill_in_and_is_never_overwritten(tmp_path: Path) 
     assert head.startswith("# To be filled in:\n# - calibration samples of a, b:")
     assert "# Not quite the recipe:\n# - featcal merges in float64" in head
     assert load_suite(out).tasks["a"].expert == "org/a"
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
         import_to_file(tmp_path / "recipe.yml", None, out)
     with pytest.raises(InputError, match="cannot write"):
         import_to_file(tmp_path / "recipe.yml", None, tmp_path / "no" / "suite.yaml")
@@ -431,7 +431,7 @@ def test_a_pool_is_written_once_and_reads_back(tmp_path: Path) -> None:
     document = export_pool_to_file(load_suite("clip-mini"), out)
     assert document["models"][0] == "_pretrained_"
     assert list(read_recipe(out)["models"]) == document["models"]
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
         export_pool_to_file(load_suite("clip-mini"), out)
 
 
@@ -439,7 +439,7 @@ def test_models_that_a_pool_has_no_place_for(tmp_path: Path) -> None:
     suite = suite_on_disk(tmp_path, "llama")
     lora = suite.model_copy(update={"tasks": {"t": suite.tasks["one"].model_copy(update={"expert": "base+a/lora"})}})
     lora._root = tmp_path
-    with pytest.raises(InputError, match=r"model 't': FusionBench has no place for 'base\+a/lora'"):
+    with pytest.raises(InputError, match=r"model 't': a pool of FusionBench cannot name 'base\+a/lora'"):
         export_fusion_bench(lora)
     with pytest.raises(InputError, match="model '_pretrained_': export it to transformers' layout"):
         export_fusion_bench(suite.model_copy(update={"base": "open_clip:ViT-B-32:file"}))

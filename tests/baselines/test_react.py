@@ -114,5 +114,5 @@ def test_names(tiny: Family) -> None:
     with pytest.raises(InputError, match="react: ridge is 0"):
         replace(React(), ridge=0.0)
     operated = fit(tiny, React(samples=12)).weights
-    with pytest.raises(InputError, match=r"react: merged model .* has maps or heads of its own"):
+    with pytest.raises(InputError, match=r"react: merged model .* already has maps or heads for"):
         fit(tiny.with_merged(operated, "operated"), React())

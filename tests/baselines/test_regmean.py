@@ -198,4 +198,4 @@ def test_merge_refuses_what_means_nothing_to_it(tiny_suite_file: Path, tmp_path:
         ["merge", str(tiny_suite_file), "--method", "regmean", "--scale", "1", "--out", str(tmp_path / "o")],
     )
     assert failed.exit_code == 2
-    assert "--scale means nothing to regmean" in failed.output
+    assert "regmean has no --scale; leave it out" in failed.output

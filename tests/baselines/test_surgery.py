@@ -110,7 +110,7 @@ def test_after_it_a_model_can_be_polished_and_not_operated_again(tiny: Family) -
     assert map_features(polished.weights, TASKS[0], torch.ones(1, 8)).equal(
         map_features(operated, TASKS[0], torch.ones(1, 8))
     )
-    with pytest.raises(InputError, match="polished has maps or heads of its own of 'pets', 'signs'"):
+    with pytest.raises(InputError, match="polished already has maps or heads for 'pets', 'signs'"):
         fit(tiny.with_merged(polished.weights, "polished"), FEW)
 
 

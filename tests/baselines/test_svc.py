@@ -85,7 +85,7 @@ def test_names_of_models_made_of_others(tiny: Family, tmp_path: Path) -> None:
         "svc:alpha=0": "alpha is 0; it is above 0 and finite",
         "svc:samples=8": "no option 'samples'; it takes alpha",
         "svc@anchor": "needs its rho",
-        "svc@expert": "is every expert on its own task",
+        "svc@expert": "means every expert on its own task",
     }.items():
         with pytest.raises(InputError, match=message):
             evaluate(tiny, name)

@@ -156,7 +156,7 @@ def test_what_it_cannot_tell_is_refused(own: Session) -> None:
         own.fit.preview(replace(INFORMED, mu=0.0), "block 1", FEW).solve(INFORMED)
     with pytest.raises(InputError, match=r"no block 'blok 1', only .* Did you mean 'block 1'"):
         own.fit.preview(CONFIG, "blok 1", FEW)
-    with pytest.raises(InputError, match="block 1: these options leave it as merged"):
+    with pytest.raises(InputError, match="block 1: these options do not calibrate this block"):
         own.fit.preview(replace(CONFIG, blocks=("block 0",)), "block 1", FEW)
 
 

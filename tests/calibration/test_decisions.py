@@ -300,7 +300,7 @@ def test_rounded_weights_stay_as_near_as_without(tmp_path: Path) -> None:
 
 
 def test_without_gradients_it_is_said(tiny: Family) -> None:
-    with torch.inference_mode(), pytest.raises(InputError, match=r"decisions: gradients .* torch\.inference_mode"):
+    with torch.inference_mode(), pytest.raises(InputError, match=r"decisions: its gradients .* torch\.inference_mode"):
         calibrate_family(tiny, CalibrationConfig(**ON, samples=5))
 
 

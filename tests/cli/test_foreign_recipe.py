@@ -62,9 +62,9 @@ def test_a_recipe_is_merged_as_a_suite_is(parents: Path, run: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--method", "ties"], "--method: for a suite; "),
-        (["--merged", "there"], "--merged: with --calibrate alone"),
-        (["--calibrate", "--max-memory", "1GiB"], "--max-memory: for a merge alone"),
+        (["--method", "ties"], "--method: only for a suite; "),
+        (["--merged", "there"], "--merged: only with --calibrate"),
+        (["--calibrate", "--max-memory", "1GiB"], "--max-memory: not with --calibrate"),
         (["--calibrate", "best"], "'best' is not one of 'paper', 'refined', 'informed'"),
     ],
 )
@@ -78,7 +78,7 @@ def test_options_that_do_not_go_together(words: list[str], said: str, parents: P
 def test_a_suite_is_no_recipe(tiny_suite_file: Path, run: Run, tmp_path: Path) -> None:
     code, _, err = run("merge", tiny_suite_file, "--calibrate", "--base", "b", "--out", tmp_path / "out")
     assert code == 2
-    assert "--calibrate, --base: for a recipe of mergekit, and" in err
+    assert "--calibrate, --base: only for a recipe of mergekit, and" in err
 
 
 def test_what_mergekit_alone_merges_is_asked_for(parents: Path, run: Run, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_samples_are_calibrated_on_and_eval_samples_are_measured() -> None:
     for one in by_flag["--eval-samples"].values():
         assert one.help
         assert one.help.startswith("Samples per task")
-        assert "alibrat" not in one.help.replace("every calibration is measured on", "")
+        assert "alibrat" not in one.help.replace("on which every calibration is measured", "")
 
 
 def test_several_models_are_one_document_each_once(run: Run, tiny_suite_file: Path) -> None:

@@ -177,7 +177,7 @@ def test_export_writes_the_repair_of_a_calibrated_folder(
     for arguments, why in (
         ((*said[:-2], "--rank", 2), "name its file suite.yaml with --suite"),
         ((*said, "--format", "hf"), "has the layout of peft"),
-        (("export", "calibrated", "--rank", 2), "--rank: for --as adapter alone"),
+        (("export", "calibrated", "--rank", 2), "--rank: only with --as adapter"),
         (said, "give the size of the adapter"),
     ):
         code, _, err = run(*arguments, "--out", "nothing")

@@ -161,7 +161,7 @@ def test_what_is_not_of_this_suite_is_not_scored(tiny: Family, tmp_path: Path) -
     merge_to_folder(tiny, "ties", None, tmp_path / "out")
     record = json.loads((tmp_path / "out" / "featcal.json").read_text())
     for change, said in (
-        ({"suite": "another"}, "was made of the suite 'another', not of 'tiny'"),
+        ({"suite": "another"}, "was made from the suite 'another', not from 'tiny'"),
         ({"command": "calibrate", "model": "merged", "merged": "checkpoint"}, "from another merge than the suite's"),
     ):
         (tmp_path / "out" / "featcal.json").write_text(json.dumps(record | change))

@@ -141,7 +141,7 @@ def test_a_licence_that_is_given_stands_in_the_card_once_it_is_sent(
 
 def test_what_is_public_is_not_pushed_to_as_private(folder: Path, hub: Hub) -> None:
     hub.create_repo("me/mine", private=None, exist_ok=True)
-    with pytest.raises(InputError, match="'me/mine' is there already and public"):
+    with pytest.raises(InputError, match="'me/mine' already exists and is public"):
         push_parcel(pack(folder, "me/mine"), private=True)
     assert hub.files == {"me/mine": {}}
 
@@ -150,9 +150,9 @@ def test_nothing_half_written_is_pushed(folder: Path, tmp_path: Path) -> None:
     partial = tmp_path / "made.partial"
     shutil.copytree(folder, partial / "model")
     for place in (partial, partial / "model"):
-        with pytest.raises(InputError, match=r"made\.partial is half-written"):
+        with pytest.raises(InputError, match=r"made\.partial is incomplete"):
             pack(place, "me/mine")
-    with pytest.raises(InputError, match=r"no folder .*made; made\.partial beside it is half-written"):
+    with pytest.raises(InputError, match=r"no folder .*made; made\.partial beside it is incomplete"):
         pack(tmp_path / "made", "me/mine")
     with pytest.raises(InputError, match="name one that featcal has written"):
         pack(tmp_path / "nothing", "me/mine")

@@ -213,7 +213,7 @@ def test_packing_loses_nothing(grid: QuantizationGrid, dtype: torch.dtype) -> No
         ("llama", 7, r"group_size 7 does not divide the inputs of all maps \(16, 24\).*4 does"),
         ("gpt2", 8, "does not store a matrix"),
         ("olmoe", 8, "experts of a mixture"),
-        ("dinov2", 8, "with packed weights is one that transformers does not load"),
+        ("dinov2", 8, "with packed weights cannot be loaded by transformers"),
     ],
 )
 def test_what_cannot_be_packed_is_refused_before_the_work(kind: str, group: int, why: str, tmp_path: Path) -> None:

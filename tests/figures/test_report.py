@@ -301,8 +301,8 @@ def test_places_that_cannot_be_written(session: Session, tmp_path: Path) -> None
     taken.write_text("mine")
     (tmp_path / "other-figures").mkdir()
     for out, said in (
-        (taken, "is there already"),
-        (tmp_path / "other.md", "other-figures is there already"),
+        (taken, "already exists"),
+        (tmp_path / "other.md", "other-figures already exists"),
         (tmp_path / "report.pdf", "ends in .html"),
         (tmp_path / "nowhere" / "report.html", "is not a folder"),
     ):

@@ -362,4 +362,4 @@ def test_a_command_prints_the_lines(run: Run, tiny_suite_file: Path) -> None:
     assert (several[0]["split"], several[0]["samples"], several[0]["next"]) == ("validation", 4, verdict.next)
     code, _, err = run(*asked, "--out", "report.html")
     assert code == 2
-    assert "named by FOLDER, --base, --expert" in err
+    assert "leave out --base, --expert" in err

@@ -80,7 +80,7 @@ def test_what_lies_beside_goes_with_the_model() -> None:
     del held
     gc.collect()
     assert not folder.exists()
-    with pytest.raises(InputError, match=r"base: 'memory:CLIPVisionModel-\w{16}' names something in the memory"):
+    with pytest.raises(InputError, match=r"base: 'memory:CLIPVisionModel-\w{16}' names an object of a Python process"):
         locate(reference, Path.cwd(), "base")
 
 
@@ -145,11 +145,11 @@ def test_settings_of_generation_that_no_file_may_hold_are_refused() -> None:
     model = library_model("t5")
     model.generation_config.update(do_sample=False, temperature=0.5)
     with pytest.raises(
-        InputError, match=r"base: its generation_config contradicts itself \(.*temperature.*\); mend it"
+        InputError, match=r"base: its generation_config contradicts itself \(.*temperature.*\); correct it"
     ):
         HeldModel(model, "base")
 
 
 def test_tools_are_those_of_transformers() -> None:
-    with pytest.raises(InputError, match="base: a int is no tokenizer or processor of transformers"):
+    with pytest.raises(InputError, match="base: a int is not a tokenizer or processor of transformers"):
         HeldModel(_clip_tower(), "base", [3])

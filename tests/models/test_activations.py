@@ -80,7 +80,7 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError("No space left on device")
 
     monkeypatch.setattr("featcal.models.activations.save_file", refuse)
-    with pytest.raises(InputError, match=r"cannot keep token states .*No space left"):
+    with pytest.raises(InputError, match=r"cannot store token states .*No space left"):
         ActivationStore(budget=0, folder=tmp_path).hold([call(0)])
 
 

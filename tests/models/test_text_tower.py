@@ -465,5 +465,5 @@ def test_models_without_a_text_tower_are_refused(clip: Towers, own_suite_file: P
     named = yaml.safe_load((clip.root / "suite.yaml").read_text())
     del named["tasks"]["left"]["classes"]
     (clip.root / "nameless.yaml").write_text(yaml.safe_dump(named))
-    with pytest.raises(InputError, match="no class names, of which prompts for the text tower are made"):
+    with pytest.raises(InputError, match="no class names, from which prompts for the text tower are made"):
         open_family(load_suite(clip.root / "nameless.yaml"), "cpu").samples("left", "calibration", None, 0)

@@ -244,7 +244,7 @@ def test_templates_and_models_that_take_no_conversation(
         ({"jsonl": "x.jsonl"}, "needs 'input', the template of the model's input, or 'conversation'"),
         ({"jsonl": "x.jsonl", "conversation": "m", "input": "{a}", "target": "{b}"}, "leave out input, target"),
         ({"jsonl": "x.jsonl", "conversation": "m", "label": "a"}, "gives input and answer itself; leave out label"),
-        ({"imagefolder": "x", "conversation": "m"}, "conversation means nothing to a source of kind 'imagefolder'"),
+        ({"imagefolder": "x", "conversation": "m"}, "conversation is not an option of a source of kind 'imagefolder'"),
         ({"jsonl": "x.jsonl", "conversation": []}, "conversation"),
     ],
 )

@@ -110,7 +110,7 @@ def test_a_suite_without_corruption_says_nothing_of_it() -> None:
         ({"embedded": "shapes", "corruption": {"kind": "snow"}}, "kind"),
         ({"embedded": "shapes", "corruption": {"kind": "fog", "severity": 6}}, "severity"),
         ({"tensors": "x.safetensors", "key": "a", "corruption": {"kind": "fog"}}, "preprocessed tensors"),
-        ({"jsonl": "x.jsonl", "input": "{a}", "corruption": {"kind": "fog"}}, "not for text"),
+        ({"jsonl": "x.jsonl", "input": "{a}", "corruption": {"kind": "fog"}}, "not text or preprocessed tensors"),
     ],
 )
 def test_other_corruptions_are_refused(source: dict[str, Any], message: str) -> None:

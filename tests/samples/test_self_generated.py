@@ -196,7 +196,7 @@ def test_nobody_is_measured_on_what_experts_wrote(tmp_path: Path) -> None:
     content = yaml.safe_load(file.read_text())
     content["tasks"]["left"]["test"] = {"self_generated": {"prompts": 3, "tokens": 4}}
     file.write_text(yaml.safe_dump(content))
-    with pytest.raises(InputError, match="is to calibrate on"):
+    with pytest.raises(InputError, match="is for calibration alone"):
         load_suite(file)
 
 

@@ -163,14 +163,15 @@ def test_they_cost_what_as_many_samples_do(pictures: Family, monkeypatch: pytest
 
 def test_text_has_none(tmp_path: Path) -> None:
     family = open_family(load_suite(write_text_suite(tmp_path, "llama")), "cpu")
-    with pytest.raises(InputError, match="augment varies pictures, and a llama model reads text"):
+    with pytest.raises(InputError, match="augment makes varied copies of pictures, but a llama model reads text"):
         config_for(family, augment=1)
-    with pytest.raises(InputError, match="augment varies pictures, and the source holds text"):
+    with pytest.raises(InputError, match="augment makes varied copies of pictures, but the source holds text"):
         expert_passes(family, CalibrationConfig(augment=1))
 
 
 def test_preprocessed_pictures_have_none(tiny: Family) -> None:
-    says = "task 'pets', calibration samples: augment varies pictures, and the source holds tensors of an unknown scale"
+    says = "augment makes varied copies of pictures, but the source holds tensors of an unknown scale"
+    says = f"task 'pets', calibration samples: {says}"
     with pytest.raises(InputError, match=says):
         expert_passes(tiny, config_for(tiny, augment=1))
     advised = tiny.suite.calibration.model_copy(update={"augment": 1})

@@ -432,7 +432,7 @@ def test_a_result_that_is_not_there_is_refused(start: Serve, monkeypatch: pytest
         ("job", {"id": 7, "action": "cancel"}, "there is no job 7"),
         ("read_report", {"run": "7"}, "there is no job 7"),
         ("read_report", {"run": "tiny/suite.yaml"}, "give the number of a job"),
-        ("read_report", {"run": "tiny/base/config.json", "section": "nothing"}, "there is none of this name here"),
+        ("read_report", {"run": "tiny/base/config.json", "section": "nothing"}, "there is none of this name"),
     ],
 )
 def test_mistakes_are_explained(start: Serve, tool: str, arguments: dict[str, Any], words: str) -> None:

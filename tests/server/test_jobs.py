@@ -546,7 +546,7 @@ def test_a_job_whose_files_change_is_not_filed_under_what_they_were(
     assert failed is not None
     assert failed.state == "failed"
     assert when in failed.message
-    assert "ask for it anew" in failed.message
+    assert "order it again" in failed.message
     assert line.result(job.order) is None
     assert line.result(order("scores", str(own_suite_file), args)) is None
 

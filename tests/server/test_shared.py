@@ -357,7 +357,7 @@ def test_a_suite_that_needs_too_much_is_refused_before_it_is_read(
     loaded: list[object] = []
     monkeypatch.setattr("app.state.open_resident", loaded.append)
     app = opened("tiny/suite.yaml")
-    assert_refused(app, root, "this server gives suites 1000 B")
+    assert_refused(app, root, "this server allows 1000 B for all suites")
     assert loaded == []
     assert len(app.error) == 1
 
@@ -384,7 +384,7 @@ def test_the_suite_that_nobody_looked_at_for_longest_makes_room() -> None:
     assert get("a", 40) is a
     assert get("c", 30) is c
     assert get("b", 40) is not b
-    with pytest.raises(InputError, match="needs about 101 B of memory, and this server gives suites 100 B"):
+    with pytest.raises(InputError, match="needs about 101 B of memory, and this server allows 100 B for all suites"):
         get("d", 101)
     assert len(held) == 2  # whom nobody made go
 
@@ -486,7 +486,7 @@ def test_a_visitor_has_few_jobs_in_line_and_so_have_all(serve: Serve, long: list
     long[0] = "bob"
     assert healthy(asks("1.3"))
     refused = asks("1.4")
-    assert "3 jobs are in line, which is all that this server takes" in refused.error[0].value
+    assert "3 jobs are waiting, which is all that this server accepts" in refused.error[0].value
     queue = Queue()
     assert [job.visitor for job in queue.jobs()] == ["ann", "ann", "bob"]
     queue.cancel(queue.jobs()[-1].id)

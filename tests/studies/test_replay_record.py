@@ -253,7 +253,7 @@ def test_a_baseline_and_an_export_are_refused(own_suite_file: Path, made: Path, 
     with pytest.raises(InputError, match="a record of the baseline 'regmean"):
         replay_record(tmp_path / "regmean", own_suite_file)
     convert(str(made), tmp_path / "exported", "hf")
-    with pytest.raises(InputError, match="replay the record of the folder that it was made of"):
+    with pytest.raises(InputError, match="replay the record of the folder from which it was made"):
         replay_record(tmp_path / "exported", own_suite_file)
 
 

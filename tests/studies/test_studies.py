@@ -83,7 +83,7 @@ def test_budgets_are_calibrations_on_so_many_samples(own: Session, tiny: Family)
 
 def test_a_budget_counts_the_samples_of_every_method(own: Session) -> None:
     """A name with samples of its own would stand at every number and be the same model."""
-    with pytest.raises(InputError, match="'calibrated:samples=4' says its own number of samples"):
+    with pytest.raises(InputError, match="'calibrated:samples=4' sets its own number of samples"):
         budget.study_budget(own, plan("merged", "calibrated:samples=4"), (2, 5))
 
 

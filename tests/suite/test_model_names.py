@@ -106,7 +106,7 @@ def test_a_suite_that_chooses_tasks_has_none_called_all(edit_suite: Callable[...
         content["tasks"]["all"] = content["tasks"].pop(TASKS[0])
         content["calibration"] = {"tasks": ["all"]}
 
-    with pytest.raises(InputError, match="'all' would be one task and every task; rename"):
+    with pytest.raises(InputError, match="'all' would mean both one task and all tasks; rename"):
         load_suite(edit_suite(rename))
     family = open_family(load_suite(edit_suite(lambda content: content.pop("calibration"))), device="cpu")
     alone = resolve_model("calibrated:tasks=%61ll", family)
@@ -351,7 +351,7 @@ WRONG = {
     "model 'anchor' has no option 'scale'": "anchor:scale=2",
     "rho is a number, not 'two'": "anchor:rho=two",
     "names no task; write expert:TASK": "expert:",
-    "options stand after a colon, as in calibrated:lam=0.1 (write ./calibrated,lam=0.1 for a folder": [
+    "options follow a colon, as in calibrated:lam=0.1 (write ./calibrated,lam=0.1 for a folder": [
         "calibrated,lam=0.1",
         "svc@calibrated,lam=0.1",
     ],
@@ -371,7 +371,7 @@ def test_a_name_that_stands_for_nothing_says_why(tiny: Family, name: str, messag
 
 
 def test_every_expert_at_once_is_not_one_model(tiny: Family) -> None:
-    with pytest.raises(InputError, match="is every expert on its own task; name one: expert:pets"):
+    with pytest.raises(InputError, match="every expert on its own task; name a single one, such as expert:pets"):
         measure_drift(tiny, "expert", samples=4)
 
 

@@ -105,7 +105,7 @@ def test_the_record_says_what_was_in_memory(clip: dict[str, Any], tmp_path: Path
     assert "/featcal-in-memory-" not in text + (tmp_path / "out" / "README.md").read_text()
     assert record["verified"] == "reloaded"
     with pytest.raises(
-        InputError, match=r"featcal\.json: base, expert 'pets', .* lie in no file, so nothing can be run ag"
+        InputError, match=r"featcal\.json: base, expert 'pets', .* are in no file, so the run cannot be rep"
     ):
         replay_record(tmp_path / "out")
 
@@ -177,7 +177,9 @@ def test_a_suite_and_objects_are_not_given_together(clip: dict[str, Any]) -> Non
     with pytest.raises(InputError, match="merge: both merged and method say how the experts are merged; leave one out"):
         featcal.merge(method="ties", merged="ties", **objects)
     options: Any = {"lam": 1.0}
-    with pytest.raises(InputError, match=r"options of a calibration are a featcal\.CalibrationConfig\(.*not a dict"):
+    with pytest.raises(
+        InputError, match=r"the options of a calibration as featcal\.CalibrationConfig\(.*not as a dict"
+    ):
         featcal.calibrate(suite, options)
 
 
@@ -339,7 +341,7 @@ def test_what_prepares_samples_is_asked_for(clip: dict[str, Any], t5_file: Path)
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "no base": (
         lambda o: {**o, "base": None, "merged": "ties"},
-        "base is null, and a merge is made of it: name the base",
+        "base is null, but a merge by recipe needs a base: name the base",
     ),
     "no expert": (lambda o: {**o, "experts": {"pets": None}}, "Suite.of: expert 'pets' is needed: a PreTrainedModel"),
     "base": (lambda o: {**o, "base": 3}, "base: a int; give a PreTrainedModel of transformers"),
@@ -351,7 +353,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "no experts": (lambda o: {**o, "experts": {}}, "Suite.of: experts is a mapping from tasks to models"),
     "recipe": (
         lambda o: {**o, "merged": "ties:scal=1"},
-        r"Suite.of: not a valid suite\n  merged: 'scal' means nothing to ties.*Did you mean 'scale'",
+        r"Suite.of: not a valid suite\n  merged: 'scal' is not an option of ties.*Did you mean 'scale'",
     ),
     "merged": (lambda o: {**o, "merged": 3.0}, "merged: a float; give a PreTrainedModel"),
     "task": (
@@ -380,7 +382,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "tuple": (lambda o: {**o, "test": {"pets": (1, 2, 3)}}, r"test samples: a tuple is \(samples, labels\)"),
     "columns": (
         lambda o: {**o, "samples": {"pets": [{"photo": PICTURES[0], "kind": 1}]}},
-        r"which columns are what\? There are 'photo', 'kind'; say columns=",
+        r"it is not clear which column is what; there are 'photo', 'kind'. Give columns=",
     ),
     "option": (
         lambda o: {**o, "columns": {"inputs": "{a}"}},
@@ -455,11 +457,13 @@ def test_a_merge_of_other_experts_is_told(clip: dict[str, Any]) -> None:
     """Its recipe would make another model of these ones."""
     pets = {"pets": clip["experts"]["pets"]}
     merged = featcal.merge(base=clip["base"], experts=pets, method="ties")
-    with pytest.raises(InputError, match=r"merged: it was merged of other experts \(pets\), .* give its to_model\(\)"):
+    with pytest.raises(
+        InputError, match=r"merged: it was merged from other experts \(pets\), .* give its to_model\(\)"
+    ):
         featcal.Suite.of(**{**clip, "merged": merged})
     assert featcal.Suite.of(base=clip["base"], experts=pets, merged=merged).merged == merged.recipe
     swapped = {"pets": clip["experts"]["signs"]}
-    with pytest.raises(InputError, match="it was merged of other experts"):
+    with pytest.raises(InputError, match="it was merged from other experts"):
         featcal.Suite.of(base=clip["base"], experts=swapped, merged=merged)
 
 
@@ -507,7 +511,7 @@ def test_no_file_names_memory(tmp_path: Path, clip_file: Path) -> None:
     said = clip_file.read_text()
     (tmp_path / "a.yaml").write_text(said.replace("base: base", "base: memory:CLIPModel-0123456789abcdef"))
     with pytest.raises(
-        InputError, match="base: 'memory:CLIPModel-0123456789abcdef' names something in the memory of a"
+        InputError, match="base: 'memory:CLIPModel-0123456789abcdef' names an object of a Python process"
     ):
         featcal.open_family(featcal.load_suite(tmp_path / "a.yaml"), "cpu")
     rows = said.replace("tensors: samples.safetensors", "rows: here").replace("key:", "label:")

@@ -75,10 +75,10 @@ LISTED = ", ".join(f"'{name}'" for name in merger_names()[:-1]) + f" or '{merger
 WRONG = {
     "a task cannot be called 'average'": lambda content: content["tasks"].update(average=content["tasks"]["pets"]),
     "base: Field required": lambda content: content.pop("base"),
-    "base is null, and a merge is made of it": top(base=None),
+    "base is null, but a merge by recipe needs a base": top(base=None),
     "tasks: Dictionary should have at least 1 item": top(tasks={}),
     f"merged.method: Input should be {LISTED}": top(merged={"method": "soup"}),
-    "'scale' means nothing to": top(merged={"method": "simple-averaging", "scale": 1}),
+    "'scale' is not an option of": top(merged={"method": "simple-averaging", "scale": 1}),
     "mergd: unknown key. Did you mean 'merged'?": top(mergd="x"),
     f"{'k' * 60} … (8940 more characters): unknown key.": top(**{"k" * 9000: 1}),
     "vocabulary: Input should be 'exact' or 'base'": top(vocabulary="mine"),
@@ -92,7 +92,7 @@ WRONG = {
     "exactly one of embedded, tensors, arrays, imagefolder": pets(calibration={}),
     "found arrays, imagefolder": pets(calibration={"arrays": "x.npz", "imagefolder": "y"}),
     "needs 'key'": pets(calibration={"tensors": "x"}),
-    "key means nothing": pets(calibration={"imagefolder": "x", "key": "k"}),
+    "key is not an option": pets(calibration={"imagefolder": "x", "key": "k"}),
     "needs 'input'": pets(calibration={"jsonl": "x"}),
     "a 'hub' source needs 'split'": pets(calibration={"hub": "x", "input": "{a}"}),
     "'target' and 'targets' belong to text; give 'input'": pets(calibration={"parquet": "x", "target": "{a}"}),
@@ -109,7 +109,7 @@ WRONG = {
     ],
     "texts with classes ('label' without 'targets') are scored by accuracy": of_classes(metric="exact_match"),
     "'templates' make prompts for pictures": of_classes(templates=["a {}"]),
-    "config means nothing to a source of kind 'jsonl', which takes split, image, label": pets(
+    "config is not an option of a source of kind 'jsonl', which takes split, image, label": pets(
         calibration=TEXT | {"config": "sst2"}
     ),
     "is not a field": [
@@ -243,7 +243,7 @@ NO_YAML: dict[str, Any] = {
     "byte 7 is not UTF-8": b"name: a\xff",
     "is a mapping": b"- a list",
     "a key occurs twice, first in line 1 and again, line 2, column 1": b"name: a\nname: b\n",
-    "a value is not of the type that its tag or form says": b"name: 2024-13-45",
+    "a value does not have the type of its tag or form": b"name: 2024-13-45",
 }
 
 

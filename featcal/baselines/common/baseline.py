@@ -26,7 +26,7 @@ class FitInputs:
 
     run: Run
     family: Family
-    """Its merged model is the start of methods that act on a model."""
+    """Suite of the models; its merged model is the start of methods that act on a model."""
     experts: Mapping[str, ExpertPass]
     """One expert pass per task, whose batches are the samples; empty if the method uses none."""
 

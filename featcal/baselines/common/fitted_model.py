@@ -38,7 +38,7 @@ class Fitted:
     """A model that a baseline made from a suite."""
 
     family: Family
-    """Its merged model is the start, for a method that acts on a model."""
+    """Suite of the models; its merged model is the start of a method that acts on a model."""
     options: Baseline
     weights: Weights
     """The fitted weights; every function that takes a model accepts them."""
@@ -100,7 +100,8 @@ class Fitted:
         if task is not None:
             if mapped is None:
                 raise InputError(
-                    f"{self.options.name}: one model for all tasks; only one with maps is written per task"
+                    f"{self.options.name}: it is one model for all tasks; only models with maps can be written for a "
+                    "single task"
                 )
             container = locate_task(family, mapped, task, _NAMED)
             title, record["task"] = f"{title}, {task}", task

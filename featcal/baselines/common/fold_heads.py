@@ -70,7 +70,7 @@ def fold_head(head: Head, one: AffineMap) -> ClassificationHead | PooledHead:
 
 
 def _compose(one: AffineMap, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return W A and W b + c, in the dtype of W."""
+    """Return weight W A and bias W b + c of a linear map after an affine map A f + b, in the dtype of W."""
     # The product is rounded once, to the dtype of the file.
     wide, turn = weight.double(), one.weight.to(weight.device, torch.float64)
     shift = None if one.bias is None else wide @ one.bias.to(wide)
@@ -107,7 +107,7 @@ def write_heads(folder: Path, family: Family, model: Model, split: str) -> dict[
     None without scores.
 
     Raises:
-        InputError: a task whose head cannot take the map, or the disk refuses.
+        InputError: the head of a task cannot take the map, or the disk is full or not writable.
     """
     if family.adapter.embeds:
         for task, one in model.maps.items():

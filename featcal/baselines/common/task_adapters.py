@@ -25,7 +25,7 @@ def write_adapters(folder: Path, family: Family, container: Located, model: Mode
     """Write the adapter of every task below `folder`; returns their places in it by task.
 
     Raises:
-        InputError: an architecture that peft cannot adapt, or the disk refuses.
+        InputError: an architecture that peft cannot adapt, or the disk is full or not writable.
     """
     places: dict[str, str] = {}
     for task, one in model.adapted.items():

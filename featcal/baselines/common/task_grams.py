@@ -30,11 +30,11 @@ class TaskGrams:
         self._counted: dict[str, float] = {}
 
     def add(self, inputs: Named, tokens: Mapping[str, TokenRows]) -> None:
-        """Count one batch.
+        """Add one batch to the Gram matrices.
 
         Args:
             inputs: of all linear maps of the block.
-            tokens: its counted tokens, by weighting.
+            tokens: its tokens with non-zero weight, by weighting.
         """
         self.groups = self.groups or linear_groups(self._stage, self._index, inputs)
         for group in self.groups:

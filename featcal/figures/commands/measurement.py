@@ -1,4 +1,4 @@
-"""Identify the measurement behind a chart's numbers: its kind, samples and models."""
+"""Identify the measurement that gives a chart's numbers: its kind, samples and models."""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ def name_models(names: Sequence[str], session: Session) -> dict[str, str]:
     for role in roles:
         if roles.count(role) > MOST:
             like = ", ".join(name for name, one in zip(dict.fromkeys(names), roles, strict=True) if one == role)
-            raise InputError(f"{like} would look alike: charts tell {MOST} models of a role apart; write two reports")
+            raise InputError(
+                f"{like} would look alike: a chart can distinguish {MOST} models of a role; write two reports"
+            )
     return {shown: model.name for shown, model in found.items()}
 
 

@@ -101,7 +101,7 @@ def free(out: Path, *more: Path) -> Path | None:
     beside = out.with_name(f"{out.stem}-figures") if out.suffix == ".md" else None
     for place in (out, beside, *more):
         if place is not None and place.exists():
-            raise InputError(f"{place} is there already; choose another name or remove it")
+            raise InputError(f"{place} already exists; choose another name or remove it")
     return beside
 
 

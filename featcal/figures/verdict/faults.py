@@ -41,18 +41,18 @@ _MOST = 6
 
 @dataclass(frozen=True)
 class Commands:
-    """Command lines to copy, each "" if it is of no use."""
+    """Command lines for the next step of a verdict, each "" if it does not apply."""
 
     files: str = ""
-    """Corrects the files beside the weights."""
+    """Command that corrects the files beside the weights."""
     again: str = ""
-    """Merges again by the recipe."""
+    """Command that merges again by the recipe."""
     smaller: str = ""
-    """Merges again at the paper's scale."""
+    """Command that merges again at the paper's scale."""
     repair: str = ""
-    """Calibrates."""
+    """Command that calibrates the merge."""
     choose: str = ""
-    """Searches for better options of a calibration."""
+    """Command that searches for better options of a calibration."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class MergeFindings:
 
     @property
     def is_harmful(self) -> bool:
-        """Say whether its features are farther from the experts' than the base's are, or than zero features."""
+        """Say whether the merge's features are farther from the experts' than the base's are, or than zero features."""
         if not self.finals:
             return False
         own = statistics.fmean(self.finals.values())
@@ -107,14 +107,15 @@ class MergeFindings:
 
     @property
     def is_worse_than_base(self) -> bool:
-        """Say whether its features are farther from the experts' than the base's are, if that is known."""
+        """Say whether the merge's features are farther from the experts' than the base's are, if that is known."""
         own, base = self.finals.values(), self.base_finals.values()
         return bool(base) and statistics.fmean(own) > HARM * statistics.fmean(base)
 
     @property
     def is_stock(self) -> bool:
-        """Say whether it is nearly the base because of Model Stock's own rule, which leaves nothing of experts with
-        orthogonal task vectors."""
+        """Say whether the merge is nearly the base because of Model Stock's own rule, which leaves nothing of
+        experts with orthogonal task vectors.
+        """
         return self.method == STOCK and self.contents.is_as_stocked
 
 

@@ -1,1 +1,1 @@
-"""Hand tensors to mergers, and share parts of their mathematics."""
+"""Supply mergers with tensors, and hold the mathematics that several mergers share."""

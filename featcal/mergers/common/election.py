@@ -1,4 +1,4 @@
-"""Sum task vectors by the sign of their entries, from which TIES elects a sign and takes the mean."""
+"""Sum task vectors separately for positive and negative entries, from which TIES elects a sign and takes the mean."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Votes(NamedTuple):
 
 
 def votes(like: Tensor, vectors: Iterable[Tensor], weights: Sequence[float] | None = None) -> Votes:
-    """Count the votes of task vectors, each times its weight (all 1 when None), taken one at a time and in order.
-
-    Of `like` only shape and dtype count. Zeros have no vote.
+    """Sum the positive and the negative entries of task vectors, each vector times its weight (1 if `weights` is None),
+    one vector at a time and in order. Only the shape and dtype of `like` are used. Entries that are 0 count for neither
+    sign.
     """
     plus, minus, plus_mass, minus_mass = (torch.zeros_like(like) for _ in range(4))
     for i, vector in enumerate(vectors):

@@ -1,4 +1,4 @@
-"""Read a merge recipe as a model: tensors are merged when they are read, from one expert after the other."""
+"""Present a merge recipe as a model: a tensor is merged when it is read, from one expert after the other."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ from featcal.suite.recipe import MergeRecipe
 from featcal.system.errors import NumericalError
 
 VALUES_AT_ONCE = 2**21
-"""Values that are merged together: an expert's files are opened once for so many, and float64 copies stay small.
+"""Number of values that are merged together: each expert's files are opened once for that many, and float64 copies stay
+small.
 
-A larger tensor is merged by itself. Of eight B/32 experts that is 0.2 to 0.4 GB at most (a block of each model and the
-base takes 0.25 GB in float32)."""
+A larger tensor is merged by itself. For eight B/32 experts that is at most 0.2 to 0.4 GB (a block of each model and the
+base takes 0.25 GB in float32).
+"""
 
 _CPU = torch.device("cpu")
 _LINALG: Any = torch.linalg
@@ -35,7 +37,7 @@ _SMALLER = "merge with a smaller scale, or store the merged model with more rang
 
 
 class Computed:
-    """Files of single tensors that take long to compute, in a temporary folder that is gone with the object."""
+    """Files of single tensors that take long to compute, in a temporary folder that is deleted with the object."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -53,7 +55,7 @@ class Computed:
         """Keep finished tensors.
 
         Raises:
-            InputError: the disk refuses.
+            InputError: the disk is full or not writable.
         """
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix=".featcal-merged-"))
@@ -69,8 +71,8 @@ class RecipeWeights:
     """The merged model of a recipe, computed in float64 and given in the base's dtype, or in the recipe's.
 
     Memory holds some tensors of the base, of the sums and of one or two experts, whatever the number of experts.
-    Methods that take a matrix as a whole (`MatrixMerger`) need it of all experts at once, in float64, and average
-    other tensors; what they give is computed once, when it is read for the first time, and kept in files.
+    Methods that decompose whole matrices (`MatrixMerger`) load a matrix of all experts at once, in float64, and average
+    all other tensors; each result is computed when it is first read, and then kept in a file.
     """
 
     recipe: MergeRecipe
@@ -78,13 +80,13 @@ class RecipeWeights:
     experts: Mapping[str, Weights]
     """Experts by task, in the order in which they are summed."""
     whole: Sequence[str]
-    """The tensors that a task vector consists of, and that are merged: the tower. All others are the base's."""
+    """Names of the tensors that make up a task vector and are merged: the tower. All other tensors are the base's."""
     tables: Sequence[str] = ()
-    """Matrices that are not linear maps, with a row per token of the vocabulary."""
+    """Names of matrices that are not linear maps, but have a row per token of the vocabulary."""
     transposed: Collection[str] = ()
-    """Linear maps that are stored `[inputs, outputs]`; methods that take a matrix as a whole are given `[m, d]`."""
+    """Names of linear maps that are stored `[inputs, outputs]`; a `MatrixMerger` gets them turned to `[m, d]`."""
     device: torch.device = _CPU
-    """Device of the merge; tensors are read from and given to the CPU."""
+    """Device on which tensors are merged; they are read on the CPU and returned there."""
     _computed: Computed = field(default_factory=Computed, repr=False, compare=False)
 
     @property
@@ -118,7 +120,7 @@ class RecipeWeights:
         return {name: outside[name] if name in outside else merged[name] for name in asked}
 
     def _is_whole(self, name: str) -> bool:
-        """Say whether the method takes this tensor as a matrix."""
+        """Say whether the method merges this tensor as a whole matrix."""
         own = self.base.info.get(name)
         return (
             isinstance(self.merger, MatrixMerger)
@@ -164,7 +166,7 @@ class RecipeWeights:
         }
 
     def _cast(self, merged: Tensor, name: str, of_base: torch.dtype) -> Tensor:
-        """Copy a merged tensor in the dtype that the model has."""
+        """Return a copy of a merged tensor in the dtype of the model."""
         dtype = self._dtype(of_base)
         # A part of a larger vector would keep all of it alive.
         stored = merged.to("cpu", dtype, copy=True)
@@ -173,7 +175,7 @@ class RecipeWeights:
 
     @cached_property
     def _preparation(self) -> Any:
-        """Return what the merger has to know of whole task vectors, found once."""
+        """Return the result of the merger's `prepare` on whole task vectors, computed once."""
         entries = sum(prod(self.base.info[name].shape) for name in self.whole)
         return self.merger.prepare(Whole([*self.experts], entries, self._task_vector))
 
@@ -191,7 +193,7 @@ class RecipeWeights:
         return wanted
 
     def _concat(self, tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-        """Lay the named tensors one after the other."""
+        """Concatenate the named tensors, flattened."""
         return torch.cat([self._place(tensors[name]).flatten() for name in names])
 
     def _place(self, tensor: Tensor) -> Tensor:

@@ -19,14 +19,14 @@ Option = float | Mapping[str, float]
 
 @dataclass(frozen=True)
 class Tensors:
-    """Tensors that are merged together: laid one after the other, `[entries]` of every model."""
+    """Tensors that are merged together: flattened and concatenated, `[entries]` per model."""
 
     base: Tensor
     experts: Iterable[Tensor]
-    """One at a time, in the order of `tasks`; to be gone through once."""
+    """Experts' vectors in the order of `tasks`, one at a time; an iterator to consume once."""
     tasks: Sequence[str]
     parts: Mapping[str, int]
-    """Name and number of entries of every tensor, in order."""
+    """Name and number of entries of every tensor, in the order of concatenation."""
     prepared: Any = None
     """Result of the merger's `prepare`."""
 
@@ -35,7 +35,7 @@ class Tensors:
         return (expert - self.base for expert in self.experts)
 
     def split(self, vector: Tensor) -> Sequence[Tensor]:
-        """Return the part of a vector that belongs to each tensor."""
+        """Return the part of a concatenated vector that belongs to each tensor."""
         return torch.split(vector, list(self.parts.values()))
 
     def values_per_expert(self, option: Option | None) -> list[float]:
@@ -47,18 +47,18 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Whole:
-    """Everything that is merged, for mergers that look at whole task vectors first."""
+    """All tensors that are merged, for mergers that examine whole task vectors before they merge."""
 
     tasks: Sequence[str]
     entries: int
-    """Number of a task vector's entries."""
+    """Number of entries of a task vector."""
     vector: Callable[[str], Iterator[tuple[Tensor, Mapping[str, int]]]]
-    """Reads the task vector of a task anew: some tensors at a time, one after the other, with their names and sizes."""
+    """Reads the task vector of a task from the start: some tensors at a time, with their names and sizes."""
 
 
 @dataclass(frozen=True)
 class Merger(Method):
-    """A merger that goes through the experts one at a time, whatever tensors are read together.
+    """A merger that works entry by entry: it takes the experts one at a time, whichever tensors are read together.
 
     >>> import featcal
     >>> from dataclasses import dataclass
@@ -75,25 +75,25 @@ class Merger(Method):
 
     role: ClassVar[str] = MERGER
     symmetric: ClassVar[bool] = True
-    """True if experts in another order give the same, rounding aside."""
+    """True if the order of the experts makes no difference, rounding aside."""
 
     def prepare(self, whole: Whole) -> Any:
-        """Return what `merge` needs of all tensors at once; called once, before the first tensor is merged."""
+        """Return what `merge` needs to know of all tensors together; called once, before the first tensor is merged."""
         return None
 
     def merge(self, given: Tensors) -> Tensor:
-        """Return the merged tensors `[entries]`, one after the other."""
+        """Return the merged tensors, concatenated: `[entries]`."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class MatrixMerger(Merger):
-    """A merger that takes a task matrix as a whole, of all experts at once; other tensors are averaged.
+    """A merger that works on whole task matrices of all experts at once, and averages all other tensors.
 
-    One matrix of every expert is in memory, in float64, with what its decomposition takes: more than a block of each
-    model where an expert's matrices are a third of a block. Of eight B/32 experts Iso-C takes 0.24 GB, TSV-M 0.5,
-    Iso-CTS 0.6, ACE and WUDI's optimum 0.7; a block of each model and the base is 0.25 GB in float32. None of it grows
-    with the number of blocks.
+    Needs memory for one matrix of every expert in float64, and for its decomposition: more than for one block of each
+        model, if a matrix is a third of a block. For eight B/32 experts Iso-C takes 0.24 GB, TSV-M 0.5,
+    Iso-CTS 0.6, ACE and WUDI's optimum 0.7; a block of each model and the base is 0.25 GB in float32. The need does not
+    grow with the number of blocks.
 
     >>> import featcal, torch
     >>> from dataclasses import dataclass
@@ -111,8 +111,9 @@ class MatrixMerger(Merger):
     """
 
     def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
-        """Return the merged task matrix `[m, d]` of task matrices theta_i - theta_0 of that shape, times `scale` where
-        the merger has such an option."""
+        """Return the merged task matrix `[m, d]` of the experts' task matrices theta_i -
+        theta_0, times `scale` if the merger has that option.
+        """
         raise NotImplementedError
 
     def merge(self, given: Tensors) -> Tensor:
@@ -127,15 +128,15 @@ def merger(
 ) -> Callable[[Made], Made]:
     """Return the decorator that makes a merger of one function, whose keyword parameters are its options.
 
-    The function is called with `Tensors`, as `Merger.merge` is, or, where it merges `matrices`, as
-    `MatrixMerger.merge_matrix` is. It stays a function, with the options' defaults.
+    The function takes `Tensors`, like `Merger.merge`; or, with `matrices`, the arguments of
+    `MatrixMerger.merge_matrix`. It can still be called as a plain function, with the options' defaults.
 
     Args:
-        name, summary, about: as `register_method` takes them.
-        check: called with those options that it has parameters for; raises InputError if they contradict each other.
+        name, summary, about: as for `register_method`.
+        check: a function of some of the options, which raises InputError if they contradict each other.
 
     Raises:
-        InputError: the default of a keyword parameter is no `option`, or the name is not possible.
+        InputError: the default of a keyword parameter is no `option`, or the name is not allowed.
 
     >>> import featcal
     >>> @featcal.merger("mean-vector", "the base plus the mean of the task vectors")
@@ -170,7 +171,7 @@ def merger(
 
 
 def add_up(like: Tensor, vectors: Iterable[Tensor]) -> Tensor:
-    """Return the sum of vectors that are taken one at a time, in order; of `like` shape and dtype count."""
+    """Return the sum of vectors, added one at a time and in order; only the shape and dtype of `like` are used."""
     total = torch.zeros_like(like)
     for vector in vectors:
         total += vector
@@ -178,7 +179,7 @@ def add_up(like: Tensor, vectors: Iterable[Tensor]) -> Tensor:
 
 
 def weighted_sum(like: Tensor, vectors: Iterable[Tensor], weights: Sequence[float], normalize: bool) -> Tensor:
-    """Return the sum of vectors times their weights, over the sum of the weights if `normalize`."""
+    """Return the weighted sum of vectors, divided by the sum of the weights if `normalize`."""
     total, mass = torch.zeros_like(like), 0.0
     for vector, weight in zip(vectors, weights, strict=True):
         total.add_(vector, alpha=weight)
@@ -187,7 +188,7 @@ def weighted_sum(like: Tensor, vectors: Iterable[Tensor], weights: Sequence[floa
 
 
 def require_divisor(weights: Mapping[str, float] | None, normalize: bool) -> None:
-    """Raise InputError where a sum is to be divided by weights that cancel."""
+    """Raise InputError if weights that are to be normalized sum to 0."""
     values = list((weights or {}).values())
     # Relative to their size: weights that cancel rarely sum to exactly 0 in floating point.
     if normalize and values and abs(sum(values)) <= 1e-9 * sum(map(abs, values)):

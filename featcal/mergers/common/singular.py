@@ -1,5 +1,6 @@
-"""Find singular vectors for mergers, without those of singular values that are 0 up to rounding: at most
-max(m, d) * eps of the largest."""
+"""Compute singular vectors for mergers, without singular values that are 0 up to rounding:
+at most max(m, d) * eps times the largest.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ def largest_singular(matrix: Tensor, most: int | None = None) -> tuple[Tensor, T
 
 
 def orthonormal(matrix: Tensor) -> Tensor:
-    """Return P Q^T of matrix = P S Q^T: the nearest matrix with orthonormal columns (or rows, if there are fewer)."""
+    """Return P Q^T for a matrix P S Q^T: the nearest matrix with orthonormal columns (or
+    rows, if there are fewer rows).
+    """
     p, _, qh = largest_singular(matrix)
     return p @ qh

@@ -1,1 +1,1 @@
-"""Describe the architectures: one file each, their facts, and the registry that finds them."""
+"""Describe the architectures, one file each, their tables of facts, and the registry that finds the right one."""

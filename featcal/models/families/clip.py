@@ -1,4 +1,4 @@
-"""The vision tower of Hugging Face CLIP."""
+"""Adapt the vision tower of Hugging Face CLIP."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ class ClipVision(Adapter):
         self.closing = tuple(name for name in self.tower if name.startswith(f"{_TOWER}post_layernorm."))
 
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
-        """Return class token → last norm → projection; without a projection the normed class token itself."""
+        """Return the class token after the last norm and the projection; without a
+        projection, the normed class token itself.
+        """
         norm = {name.rsplit(".", 1)[1]: tensors[name] for name in self.closing}
         pooled = functional_call(self.model.vision_model.post_layernorm, norm, (call.hidden_state[:, 0],), strict=True)
         if _PROJECTION in tensors:

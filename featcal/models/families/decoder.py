@@ -1,4 +1,4 @@
-"""Decoder-only language models: one adapter for all, configured by a row of facts (`decoder_facts`)."""
+"""Adapt decoder-only language models: one adapter for all, configured by a row of facts (`decoder_facts`)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class DecoderStage(PartedStage):
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
         """Return weight 0 for padding and, with `completion_only`, for positions that predict no token of the answer.
 
-        A text that is all answer, without a prompt, counts as a whole.
+        In a text without a prompt, all tokens count.
         """
         attended = inputs.get("attention_mask")
         counts = attended if attended is None or not options.completion_only else predicting_positions(inputs)
@@ -90,8 +90,9 @@ class DecoderStage(PartedStage):
 
 
 def predicting_positions(inputs: Batch) -> Tensor:
-    """Return 1 at the positions `[batch, tokens]` that predict a token of the answer, and at all but padding of a text
-    that is all answer, without a prompt."""
+    """Return a mask `[batch, tokens]` of the positions that predict a token of the answer; in a text without a
+    prompt, of all positions but padding.
+    """
     attended = inputs["attention_mask"] if "attention_mask" in inputs else torch.ones_like(inputs["input_ids"])
     answer = inputs.get("completion_mask", attended)
     # Position t predicts token t + 1, so the answer's mask moves one to the left.
@@ -187,8 +188,9 @@ class Decoder(LanguageModel):
 
     @property
     def _positions(self) -> int | None:
-        """Return the number of rows of the table of positions; None without one. Of a row that was found it is what the
-        configuration states, since nothing says whether there is a table."""
+        """Return the number of rows of the table of positions; None without one. For a row that featcal found by
+        itself, return the number in the configuration, since such a row does not say whether there is a table.
+        """
         if self.facts.is_found:
             return next((own for name in _LENGTHS if (own := getattr(self._config, name, None))), None)
         table = f"{self.facts.stack}.{self.facts.positions}.weight"
@@ -198,14 +200,16 @@ class Decoder(LanguageModel):
         return super().misfit(inputs) or self._too_long(inputs) or self._mixed_ropes(inputs)
 
     def _too_long(self, inputs: Batch) -> str | None:
-        """Return why a text has too few positions; None if all fit."""
+        """Return the reason why a text has too few positions; None if all fit."""
         longest, rows = inputs["input_ids"].shape[1], self._positions
         if rows is None or longest <= rows:
             return None
         return f"texts of {longest} tokens, the model has {rows} positions; set 'max_length'"
 
     def _mixed_ropes(self, inputs: Batch) -> str | None:
-        """Return why the rotary frequencies of a text would depend on the others in its batch; None if they do not."""
+        """Return the reason why the rotary frequencies of a text would depend on the other
+        texts in its batch; None if they do not.
+        """
         lengths = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).sum(1)
         shortest, longest = int(lengths.min()), int(lengths.max())
         for rope in ropes(self._config):
@@ -233,9 +237,10 @@ class Decoder(LanguageModel):
         return inside if stored not in self.tower and inside in self.tower else stored
 
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
-        """Return a configuration that transformers 4 reads, too: `rope_theta` and `rope_scaling` beside
+        """Return a configuration that transformers 4 reads, too: `rope_theta` and `rope_scaling` in addition to
         `rope_parameters`, `rope_local_base_freq` for blocks with a window, and the number of experts under both
-        versions' names."""
+        versions' names.
+        """
         if config.get("rope_parameters") is None:
             return dict(config), []
         stated, settings = dict(self._config.rope_parameters), dict(config)
@@ -296,7 +301,7 @@ class DecoderClassifier(Decoder):
 
 
 def limits_of(facts: DecoderFacts) -> str:
-    """Return the limits of a row that was found, in words; "" for one that a person wrote."""
+    """Return the limits, in words, of a row that featcal found by itself; "" for a row that a person wrote."""
     if not facts.is_found:
         return ""
     return (
@@ -374,6 +379,6 @@ def forward_settings(config: Any, more: Sequence[str]) -> dict[str, Any]:
 
 
 def ropes(config: Any) -> list[Mapping[str, Any]]:
-    """Return every set of rotary settings in a configuration: none, one, or one per kind of block."""
+    """Return every set of rotary settings in a configuration: none, one, or one for each kind of block."""
     stated = getattr(config, "rope_parameters", None) or {}
     return [stated] if "rope_type" in stated else [one for one in stated.values() if one]

@@ -1,7 +1,7 @@
 """Describe decoder-only architectures by one row of facts each, and list the rows that featcal comes with.
 
-A row names things of the library's own classes and repeats none of their computations. Facts that the model itself
-shows (widths, biases, classes of norms, masks and positions of single blocks) are read there.
+A row names modules and options of the library's own classes, and repeats none of their computations. Facts that the
+model itself shows (widths, biases, classes of norms, masks and positions of single blocks) are read from the model.
 """
 
 from __future__ import annotations
@@ -24,15 +24,20 @@ class DecoderPart:
     name: str
     """Name in tables: "attention" or "mlp"."""
     module: str
-    """Name of its module inside the block, which gets those of the block's arguments that its own forward names."""
+    """Name of its module inside the block; the module gets those of the block's arguments
+    that its own forward names.
+    """
     norm: str = ""
-    """The norm in front of the module; empty without one."""
+    """The norm before the module; empty without one."""
     post_norm: str = ""
-    """The norm, or the scale, on the module's output before it enters the stream. The output of the module's last map
-    is then not what is added, so "beta" does not apply to it (`calibration.refined_recipe`)."""
+    """The norm, or the scale, on the module's output before it is added to the residual stream. The output of the
+    module's last map is then not itself added to the stream, so "beta" does not apply to that map
+    (`calibration.refined_recipe`).
+    """
     joined: str = ""
-    """The module that computes the next state from the module's output and the state, if the sum is inside it (BERT's
-    norm after the sum). None of its maps writes into the stream, so "beta" does not apply to them either."""
+    """The module that computes the next state from the module's output and the state, if that module contains the sum
+    (BERT's norm after the sum). No map then writes into the residual stream directly, so "beta" does not apply.
+    """
 
 
 @dataclass(frozen=True)
@@ -49,15 +54,16 @@ class ExpertFacts:
     """
 
     module: str = "mlp.experts"
-    """Their module inside a block; blocks without it are dense."""
+    """Module of the experts inside a block; blocks without it are dense."""
     maps: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """Names in files of the maps of one expert: gate, up, down."""
     chosen: str = "num_experts_per_tok"
     """Option of the configuration with the number of experts that a token passes."""
     router: str = "mlp.gate"
     """The module inside a block that chooses among them: a weight `[experts, width]` and nothing more, by which a
-    token's state gives one score per expert. `routers` calibrates it; a router that is not so, or has another name,
-    stays as merged."""
+    token's state gives one score per expert. The option `routers` calibrates such a router; any other router stays as
+    merged.
+    """
 
 
 PRE_NORM = (
@@ -78,7 +84,7 @@ GATED = ("mlp.gate_proj", "mlp.up_proj")
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderFacts:
-    """One decoder-only architecture of transformers, or a user's own in its manner.
+    """One decoder-only architecture of transformers, or a user's own of the same form.
 
     >>> import featcal
     >>> facts = featcal.DecoderFacts(model_type="my-llama", config="LlamaConfig", model="LlamaForCausalLM")
@@ -93,10 +99,11 @@ class DecoderFacts:
     model: str | type
     """Class of the whole model with its language-modelling head: a name in transformers, or the class itself."""
     parts: tuple[DecoderPart, ...] = PRE_NORM
-    """The residual parts of a block in order, which together are the block."""
+    """The residual parts of a block in order, which together make up the block."""
     shared: tuple[tuple[str, ...], ...] = (QKV, GATED)
     """Linear maps of a block that share an input, by name inside it; every other map has one of its own. Only estimates
-    use this; a run finds shared inputs itself."""
+    use this; a run finds shared inputs by itself.
+    """
     stack: str = "model"
     """Module of the whole model that holds embeddings, blocks and the last norm."""
     blocks: str = "layers"
@@ -116,8 +123,9 @@ class DecoderFacts:
     stored_head: str = ""
     """Name of the head in files, if it differs from that in the class."""
     classifier: str = ""
-    """The linear map of `model` in the place of the head that scores classes by the last token of a text
-    (`with_classifier`); empty for a language model."""
+    """The linear map of `model`, in place of the head, that scores classes from the last token of a text
+    (`with_classifier`); empty for a language model.
+    """
     norm_offset: float = 0.0
     """Number that scale-only norms add to their stored weight: 1 if they compute (1 + weight) * z."""
     head_axis: int | None = None
@@ -126,7 +134,7 @@ class DecoderFacts:
     softcap: str = ""
     """Option of the configuration that bounds the scores of tokens: cap * tanh(scores / cap)."""
     settings: tuple[str, ...] = ()
-    """Options of the configuration beside `SETTINGS` that change the forward without changing a shape."""
+    """Options of the configuration, in addition to `SETTINGS`, that change the forward without changing a shape."""
     dropped: tuple[str, ...] = ("rotary_emb.inv_freq",)
     """Endings of the names of stored tensors that carry no information."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: {"lam": 1e-5, "rho": 0.5, "alpha": 0.15}, hash=False)
@@ -134,7 +142,7 @@ class DecoderFacts:
     in_tuple: bool = False
     """True if blocks return the next state as the first entry of a tuple, False if they return it by itself."""
     is_found: bool = False
-    """True if no person wrote the row: it was found by running the class (`found_decoder`), and names no parts."""
+    """True if no person wrote the row: `found_decoder` found it by running the class, and it names no parts."""
 
 
 def with_classifier(facts: DecoderFacts) -> DecoderFacts | None:

@@ -1,7 +1,6 @@
-"""Encoders with a classification head: one adapter for all, configured by a row of facts (`encoder_facts`).
-
-The head is a task's own: it is taken from the task's expert, never merged and never calibrated, and stays in a written
-folder as in the folder's origin.
+"""Adapt encoders with a classification head: one adapter for all, configured by a row of facts (`encoder_facts`). Every
+task has its own head, taken from the task's expert. A head is never merged and never calibrated; a written folder keeps
+the head of the folder from which it was made.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from featcal.models.standing_in import capture_calls
 from featcal.system.errors import InputError
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
-"""Names of scale and shift of a LayerNorm in the first checkpoints."""
+"""Names of a LayerNorm's scale and shift in the earliest checkpoints."""
 
 
 class EncoderStage(PartedStage):
@@ -92,7 +91,9 @@ class EncoderStage(PartedStage):
         return "class-token" if last and alone else "tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Return weight 0 for padding and 1 for other tokens, or `patch_weight` beside a class token read alone."""
+        """Return weight 0 for padding and 1 for other tokens; if the head reads a class
+        token alone, the others have `patch_weight`.
+        """
         attended = mask_to_weights(inputs.get("attention_mask"))
         return attended if weighting == "tokens" else read_alone(call, 0, options.patch_weight, attended)
 
@@ -179,7 +180,7 @@ class Encoder(Adapter):
         return {name: tuple(tensor.shape) for name, tensor in own.items()}
 
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
-        """Return what the head reads: the last state, normed if the stack ends with a norm, and pooled."""
+        """Return the features that the head reads: the last state, normed if the stack ends with a norm, and pooled."""
         facts, hidden = self.facts, call.hidden_state
         if facts.norm:
             hidden = self._run_closing(facts.norm, tensors, hidden)
@@ -188,7 +189,7 @@ class Encoder(Adapter):
         return pool_states(hidden, facts.pooling, inputs.get("attention_mask"))
 
     def _run_closing(self, name: str, tensors: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        """Return the output of a module after the blocks for the states."""
+        """Return the output of a module that follows the blocks, for given states."""
         stored, module = (
             _join_names(_prefix(self.facts), name),
             self.model.get_submodule(_join_names(self.facts.stack, name)),
@@ -217,7 +218,9 @@ class Encoder(Adapter):
         return pool_states(last, self.facts.pooling, inputs.get("attention_mask"))
 
     def prompt_encoder(self, base: Located) -> tuple[PromptEncoder, float]:
-        """Return the encoder of prompts by the text tower beside a vision tower, and the factor of the cosines."""
+        """Return a function that encodes prompts with the text tower that belongs to a
+        vision tower, and the factor of the cosines.
+        """
         loader, folder = self.facts.prompts, base.folder
         if not loader or not any(name.startswith("text_model.") for name in base.names):
             return super().prompt_encoder(base)
@@ -339,14 +342,14 @@ def reads_first(facts: EncoderFacts) -> bool:
 
 
 def _pooling(facts: EncoderFacts, stated: str | None) -> EncoderFacts:
-    """Return the facts with the pooling of a sentence-transformers folder, whose final features are its embeddings
-    before any normalisation, without a classifier.
+    """Return the facts with the pooling of a sentence-transformers folder, which has no classifier: its final features
+    are its embeddings before any normalisation.
 
     Args:
         stated: `formats.sentences.POOLING` of the folder; None for other folders.
 
     Raises:
-        InputError: modules that featcal does not run.
+        InputError: the folder has modules that featcal does not run.
     """
     if stated is None:
         return facts
@@ -362,7 +365,7 @@ def _choose_pooling(facts: EncoderFacts, stated: str) -> EncoderFacts:
     """Return the facts with the pooling that a configuration states, "cls" or "mean".
 
     Raises:
-        InputError: another word.
+        InputError: it states another word.
     """
     known: Mapping[str, Pooling] = {"cls": "first", "mean": "mean"}
     if stated not in known:
@@ -371,7 +374,7 @@ def _choose_pooling(facts: EncoderFacts, stated: str) -> EncoderFacts:
 
 
 def _sides(stated: int | Sequence[int]) -> tuple[int, int]:
-    """Return height and width, of which a configuration may state one for both."""
+    """Return height and width of pictures or patches; a configuration may state one number for both."""
     height, width = (stated, stated) if isinstance(stated, int) else stated
     return height, width
 

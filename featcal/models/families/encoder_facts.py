@@ -1,6 +1,7 @@
 """Describe encoders with a classification head by one row of facts each, and list the rows that featcal comes with.
 
-As in `decoder_facts`, a row names things of the library's own classes and repeats none of their computations.
+As in `decoder_facts`, a row names modules and options of the library's own classes, and repeats none of their
+computations.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from featcal.models.families.decoder_facts import DecoderPart
 
 Pooling = Literal["first", "mean", "first and mean"]
 """Part of the last state that the head reads: the first token, the mean over all tokens but padding, or the first token
-and the mean over the others, one after the other. A `pooler` reads all tokens instead."""
+and the mean over the others, concatenated. A `pooler` reads all tokens instead.
+"""
 
 TEXT_DEFAULTS: Mapping[str, Any] = {"lam": 1e-5, "rho": 2.0, "alpha": 0.6}
 """The paper's options for T5, its text model with numbers on GLUE."""
@@ -23,7 +25,7 @@ VISION_DEFAULTS: Mapping[str, Any] = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFacts:
-    """One encoder of transformers whose head classifies, or a user's own in its manner.
+    """One encoder of transformers with a classification head, or a user's own of the same form.
 
     >>> import featcal
     >>> facts = featcal.EncoderFacts(
@@ -58,21 +60,26 @@ class EncoderFacts:
     stack: str
     """Module of the whole model that holds embeddings, blocks and the last norm; empty if it is the whole model."""
     parts: tuple[DecoderPart, ...]
-    """The residual parts of a block in order, which together are the block."""
+    """The residual parts of a block in order, which together make up the block."""
     shared: tuple[tuple[str, ...], ...]
     """Linear maps of a block that share an input, by name inside it; every other map has one of its own."""
     keys: tuple[str, ...]
-    """Linear maps of a block through which tokens reach other tokens: keys and values. If the head reads the first
-    token alone, the last block's other modules count that token (`patch_weight`)."""
+    """Linear maps of a block through which tokens affect other tokens: keys and values. If the head reads the first
+    token alone, all other maps of the last block count that token in full and the rest by `patch_weight`.
+    """
     classifier: tuple[str, ...] = ()
     """Linear maps of the head from the pooled state to the scores, by name in the whole model, with tanh between them.
-    Empty if class prompts score (`pooler`). Of a `head` the last map alone, whose rows are the classes."""
+    Empty if class prompts make the head (`pooler`). For a model with a `head`, only its last map, whose rows are the
+    classes.
+    """
     head: tuple[str, ...] = ()
-    """Modules of the whole model that make the scores of the pooled state, one on what the other gives, where a head is
-    more than linear maps with tanh between them (ModernBERT: a map, an activation, a norm, then the classifier)."""
+    """Modules of the whole model that compute the scores from the pooled state, applied in order, for a head that is
+    more than linear maps with tanh between them (ModernBERT: a map, an activation, a norm, then the classifier).
+    """
     pooler: str = ""
-    """Module after the last norm, inside the stack, that computes final features from all tokens; it is merged, too,
-    and class prompts score the features."""
+    """Module after the last norm, inside the stack, that computes final features from all tokens. It is merged too,
+    and class prompts score the features.
+    """
     prompts: str = ""
     """Class in transformers of the whole model with a text tower, which encodes class prompts."""
     blocks: str = "encoder.layer"
@@ -87,28 +94,31 @@ class EncoderFacts:
     table: str = ""
     """The token embedding inside the stack, of text."""
     positions: str = ""
-    """Table of learned positions inside the stack; no text may be longer than it. Empty for rotary positions."""
+    """Table of learned positions inside the stack, which limits the length of a text. Empty for rotary positions."""
     first_position: str = ""
     """Option of the configuration after which positions begin (RoBERTa: the id of padding); empty for a start at 0."""
     types: str = ""
-    """Table of token types inside the stack, which tell the two texts of a pair."""
+    """Table of token types inside the stack, which distinguish the two texts of a pair."""
     stored_stack: str = ""
     """Name of the stack in files, if it differs from that in the class."""
     stored_blocks: str = ""
     """Name in files of the list of blocks inside the stack, if it differs from that in the class."""
     stored: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Names in files of modules of a block, if they differ from those in the class; the rows of several modules with
-    one name follow each other in one tensor."""
+    """Names in files of modules of a block, if they differ from those in the class; several modules with one name are
+    stored in one tensor, row after row.
+    """
     any_size: bool = False
     """True if pictures may have any height and width that patches fill (positions are interpolated)."""
     heads: tuple[str, ...] = ("classifier.",)
-    """Beginnings of the names of a head's tensors, which are written unchanged."""
+    """Prefixes of the names of a head's tensors, which are written unchanged."""
     repeated: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Names under which files repeat a tensor of the stack → that tensor."""
     reads_packed: bool = True
-    """False if transformers converts its files while it loads them, by a rule that fails on packed weights."""
+    """False if transformers converts its files while it loads them, by a rule that fails
+    for packed (quantised) weights.
+    """
     settings: tuple[str, ...] = ()
-    """Options of the configuration beside `SETTINGS` that change the forward without changing a shape."""
+    """Options of the configuration, in addition to `SETTINGS`, that change the forward without changing a shape."""
     dropped: tuple[str, ...] = ("embeddings.position_ids",)
     """Endings of the names of stored tensors that carry no information."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: TEXT_DEFAULTS, hash=False)

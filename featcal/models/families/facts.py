@@ -1,4 +1,4 @@
-"""Build an adapter's class from a row of a table of facts."""
+"""Make an adapter's class from a row of a table of facts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = TypeVar("Kind", bound=Adapter)
 
 
 class Facts(Protocol):
-    """The facts that the rows of all tables have in common."""
+    """The facts that every row of every table has."""
 
     @property
     def model_type(self) -> str: ...

@@ -1,4 +1,6 @@
-"""Say what an option of a configuration means to the library's class, also where the file does not state it."""
+"""Read the options of a configuration as the library's class does, including defaults for
+options that the file leaves out.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,17 @@ _DEFAULTS = {
     "use_sliding_window": False,
     "use_bidirectional_attention": False,
 }
-"""Options that classes of transformers 5 no longer have, or read with a default, and what transformers 4 wrote for it.
-
-Another value would need code that the installed version does not have, so it still counts as a difference.
+"""Options that classes of transformers 5 have dropped or read with a default, and the value that transformers 4 wrote
+for them. The installed version has no code for another value, so another value still counts as a difference.
 """
 _ACTIVATIONS = ("hidden_act", "hidden_activation")
-"""Two names of one option; a class reads the one that is a field of its configuration."""
+"""Pairs of names of one option; a class reads the name that is a field of its configuration."""
 
 
 def forward_options(config: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return options of a configuration by name: as stated, else the default of the class that reads them; None for one
-    that it does not read."""
+    """Return options of a configuration by name: the stated value, else the default of the class that reads the
+    option; None if the class does not read it.
+    """
     return {name: _forward_option(config, name) for name in names}
 
 

@@ -1,7 +1,8 @@
 """Find the facts of a language model that no row describes, by running the library's own class without its blocks.
 
-A run shows where the blocks are, what is called after the last of them, and whether a head on that gives the scores. It
-does not show which modules of a block are its attention and its MLP, so the row that is found has no parts.
+A run shows where the blocks are, which module is called after the last block, and whether the head on its output gives
+the scores. A run does not show which modules of a block are its attention and its MLP, so the resulting row has no
+parts.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from featcal.system.errors import InputError
 from featcal.system.formatting import some
 
 _ROWS = 64
-"""Tokens of the vocabulary of the model that is run."""
+"""Size of the vocabulary of the small model that is run."""
 _SAME = 1e-5
-"""Largest relative difference of equal scores."""
+"""Largest relative difference at which scores count as equal."""
 _IDLE = ("drop", "initializer", "token_id", "cache", "vocab", "pretraining", "dtype", "tie_")
-"""Parts of names of options of a configuration that change no forward, or with it a shape."""
+"""Parts of names of options that do not change the forward, or change it together with a shape."""
 _CPU = torch.device("cpu")
 
 
@@ -41,7 +42,7 @@ def find_decoder(config: Mapping[str, Any]) -> DecoderFacts | None:
     """Return the facts of the language model whose class a `config.json` names; None if it names no such class.
 
     Raises:
-        InputError: the model cannot be run block by block from one call, or ends in another way than with a norm and a
+        InputError: the model cannot be run block by block from one captured call, or does not end with a norm and a
             linear map without a bias.
     """
     named = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(config.get("model_type")))
@@ -59,7 +60,7 @@ def _find(content: str, model_class: Any) -> DecoderFacts:
 
 
 def _build(model_class: Any, config: Mapping[str, Any]) -> Any:
-    """Return the whole model with parameters on meta, its plainest attention, and few tokens in its vocabulary."""
+    """Return the whole model with parameters on meta, its plainest attention, and a small vocabulary."""
     options = model_class.config_class(**config)
     options.vocab_size, options.pad_token_id, options._attn_implementation = _ROWS, None, "eager"
     with torch.device("meta"):
@@ -104,7 +105,7 @@ def _describe(model: Any) -> DecoderFacts:
 
 
 def _find_stored_head(model: Any, head: str) -> str:
-    """Return the name of the head in files; "" if it is that in the class.
+    """Return the name of the head in files; "" if the class has the same name.
 
     Raises:
         InputError: files have other tensors or names of tensors than the class.
@@ -118,7 +119,7 @@ def _find_stored_head(model: Any, head: str) -> str:
 
 
 def _run_norm(norm: nn.Module, value: Tensor, given: Tensor) -> Tensor:
-    """Return the output of a norm all of whose parameters have a value `[width]`."""
+    """Return the output of a norm with every parameter set to a given value `[width]`."""
     made: Tensor = functional_call(norm, {name: value for name, _ in norm.named_parameters()}, (given,), strict=True)
     return made
 
@@ -127,7 +128,8 @@ def _find_blocks(model: Any) -> str:
     """Return the name of the one list of blocks.
 
     Raises:
-        InputError: there is none or more than one, or its blocks share weights or have others than of linear maps.
+        InputError: there is none or more than one, or its blocks share weights or have weights that are not those of
+            linear maps.
     """
     count = model.config.num_hidden_layers
     found: list[str] = []
@@ -136,21 +138,21 @@ def _find_blocks(model: Any) -> str:
         if isinstance(module, nn.ModuleList) and len(module) == count and not inside:
             found.append(name)
     if len(found) != 1 or "." not in found[0]:
-        raise InputError(f"it has {len(found)} lists of {count} blocks inside it, and not one")
+        raise InputError(f"it has {len(found)} lists of {count} blocks inside it, expected one")
     parameters = [list(block.parameters()) for block in model.get_submodule(found[0])]
     if len({id(one) for own in parameters for one in own}) < sum(map(len, parameters)):
         raise InputError(f"the blocks '{found[0]}' share weights")
     if any(one.ndim > 2 for own in parameters for one in own):
-        raise InputError(f"the blocks '{found[0]}' have weights that are no matrices, such as experts of a mixture")
+        raise InputError(f"the blocks '{found[0]}' have weights that are not matrices, such as experts of a mixture")
     return found[0]
 
 
 def _imitate_block(block: Block, call: Call) -> Any:
-    """Return constants in the form of what a block returns.
+    """Return constants of the same form as a block's output.
 
     Raises:
-        InputError: a linear map inside it that is not given `[batch, tokens, width]`, or whose output is changed in
-            place, so that it cannot be captured.
+        InputError: a linear map inside the block gets another input than `[batch, tokens, width]`, or its output is
+            changed in place, so that it cannot be captured.
     """
     with capture_inputs(block.linears) as given, capture_outputs(block.linears) as made:
         returned = imitate_output(block, call, _CPU)
@@ -168,8 +170,8 @@ def _find_norm(model: Any, listed: str, head: str) -> tuple[str, bool]:
     their state in a tuple.
 
     Raises:
-        InputError: blocks that are not called once each with a state `[batch, tokens, width]`, another module in front
-            of the head, or scores that are not the head's of what it gives.
+        InputError: a block is not called exactly once with a state `[batch, tokens, width]`, another module runs before
+            the head, or the scores are not the head's on the norm's output.
     """
     blocks = [Block(f"{listed}.{i}", one) for i, one in enumerate(model.get_submodule(listed))]
     parameters = {name: one for name, one in model.named_parameters() if not name.startswith(f"{listed}.")}
@@ -195,10 +197,10 @@ def _find_norm(model: Any, listed: str, head: str) -> tuple[str, bool]:
         buffers = dict(model.named_buffers())
         logits = functional_call(model, {**dict(model.named_parameters()), **buffers, **outer}, (), inputs).logits
     if len(seen) != len(blocks):
-        raise InputError(f"its {len(blocks)} blocks are called {len(seen)} times")
+        raise InputError(f"its {len(blocks)} blocks are called {len(seen)} times in all, expected once each")
     if len(called) != 1 or any(one.ndim > 1 for one in model.get_submodule(called[0][0]).parameters()):
         raise InputError(
-            f"after its blocks it runs {' and '.join(c[0] for c in called) or 'nothing'}, and not one norm"
+            f"after its blocks it runs {' and '.join(c[0] for c in called) or 'nothing'}, expected one norm"
         )
     name, entering, normed = called[0]
     # A tied head has no tensor of its own.

@@ -48,7 +48,7 @@ class LanguageModel(Adapter):
         return cap_scores(torch.nn.functional.linear(self.scale * features, tensors[self.scoring[0]]), self.softcap)
 
     def generating(self, tensors: Mapping[str, Tensor], folder: Path) -> Generator:
-        """Return the library's own model, all of it on the device of the tensors."""
+        """Return the library's own model, entirely on the device of the tensors."""
         return Generator(self.whole(tensors, folder), self.modality == "seq2seq")
 
     def whole(self, tensors: Mapping[str, Tensor], folder: Path) -> Any:
@@ -65,7 +65,9 @@ class LanguageModel(Adapter):
 
     @abstractmethod
     def fresh(self) -> Any:
-        """Return a new skeleton of the whole model like `model`, shared with nobody; its parameters are on meta."""
+        """Return a new skeleton of the whole model like `model`, not shared with any
+        thread; its parameters are on meta.
+        """
 
     def tokens(self, inputs: Batch) -> int:
         return sum(inputs[name].numel() for name in ("input_ids", "labels") if name in inputs)
@@ -81,7 +83,7 @@ class LanguageModel(Adapter):
 
 
 def unreadable(inputs: Batch, rows: int) -> str | None:
-    """Return why a model with a vocabulary of `rows` tokens does not take these inputs; None if it does."""
+    """Return the reason why a model with a vocabulary of `rows` tokens cannot take these inputs; None if it can."""
     ids = inputs.get("input_ids")
     if ids is None:
         return "no input_ids; a language model takes text"
@@ -95,17 +97,17 @@ def unreadable(inputs: Batch, rows: int) -> str | None:
 
 
 def cap_scores(scores: Tensor, cap: float | None) -> Tensor:
-    """Return cap * tanh(scores / cap), or the scores if cap is None."""
+    """Return cap * tanh(scores / cap); the scores themselves if cap is None."""
     return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
 def zero_masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """Return states `[batch, tokens, width]`, zeroed where `mask` (`[batch, tokens]`, 0 or 1) leaves a token out."""
+    """Return states `[batch, tokens, width]` with zeros where `mask` (`[batch, tokens]`, 0 or 1) is 0."""
     return hidden if mask is None else hidden * mask[:, :, None].to(hidden.dtype)
 
 
 def unpadded_ids(inputs: Batch) -> Tensor:
-    """Return the token ids of the text that a model reads, `[batch, tokens]`, `IGNORED` where there is padding."""
+    """Return the token ids of the text that a model reads, `[batch, tokens]`, with `IGNORED` on padding."""
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     return ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
 
@@ -141,7 +143,8 @@ def random_tokens(rows: int, tokens: int = 7) -> Tensor:
 
 
 def answer_position(inputs: Batch) -> Tensor:
-    """Return the position of the last token of the prompt, `[batch]`; of the last token of all if there is no answer.
+    """Return the position of the last token of the prompt, `[batch]`; of the last token of the text if there is no
+    answer.
 
     `completion_mask` marks the tokens of the answer, `attention_mask` all but padding; both are 0 or 1.
     """

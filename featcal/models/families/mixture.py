@@ -1,8 +1,8 @@
-"""A mixture of experts in which every expert is three linear maps that hooks can see.
+"""Replace a mixture of experts by one in which every expert is three linear maps that hooks can see.
 
 transformers 5 keeps the weights of all experts of a layer in two three-dimensional parameters, which are not modules.
-Files have every expert's maps apart, and so has the stand-in that replaces the library's module here. In code an expert
-of a mixture is called a *member*, since a task's expert is a model.
+Files store the maps of every expert separately, and so does the module that replaces the library's here. In code an
+expert of a mixture is called a *member*, to distinguish it from a task's expert, which is a model.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 TOKENS, SHARES = "tokens", "shares"
-"""Modules of a mixture that compute nothing. Their inputs are the states of all tokens `[tokens, width]`, and the
-factors `[tokens, members]` by which the members' outputs enter a token's sum, 0 for members that it does not pass."""
+"""Names of two identity modules of a mixture, whose inputs hooks can read: the states of all tokens `[tokens, width]`,
+and the factors `[tokens, members]` of the members' outputs in a token's sum, 0 for members that the token does not
+pass.
+"""
 
 
 # There are thousands of them, and files replace all that would be drawn.
 class _Map(nn.Linear):
-    """A linear map whose weights come from files."""
+    """A linear map that is made without values, since its weights come from files."""
 
     def reset_parameters(self) -> None:
-        """Draw nothing."""
+        """Leave the weights as they are."""
 
 
 class MoEExpert(nn.Module):
@@ -45,12 +47,12 @@ class MoEExpert(nn.Module):
 
     @property
     def entering(self) -> tuple[str, str]:
-        """Return the names of the maps that get a token's state."""
+        """Return the names of the maps whose input is a token's state."""
         return self._gate, self._up
 
     @property
     def leaving(self) -> str:
-        """Return the name of the map that gets their product."""
+        """Return the name of the map whose input is the product of the other two."""
         return self._down
 
     @property
@@ -73,9 +75,8 @@ class MoEExpert(nn.Module):
 
 
 class Mixture(nn.Module):
-    """All members of one layer, called like the library's module and the same function.
-
-    Every member is called in every forward, even with no token at all.
+    """All experts (members) of one layer; takes the arguments of the library's module and computes the same function.
+    Every member is called in every forward, even without any token.
 
     Args:
         library: the library's module, with parameters `[members, 2 inner, width]` and `[members, width, inner]`.
@@ -99,7 +100,7 @@ class Mixture(nn.Module):
 
     @property
     def token_share(self) -> float:
-        """Return the share of all tokens that pass a member if the router treats all alike."""
+        """Return the share of all tokens that pass a member if the router sends equally many to each."""
         return self.chosen / len(self.members)
 
     def forward(

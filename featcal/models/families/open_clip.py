@@ -1,7 +1,6 @@
-"""open_clip's vision transformer, on open_clip's own modules.
-
-Its attention packs query, key and value into one `in_proj_weight` and hides them from hooks. Here it runs as four
-linear maps on *views* of the packed tensor; names in files stay open_clip's own.
+"""Adapt open_clip's vision transformer, with open_clip's own modules. Its attention packs query, key and value into one
+`in_proj_weight`, so that hooks do not see them. Here the attention runs as four linear maps on *views* of the packed
+tensor; names in files stay open_clip's own.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class SplitAttention(nn.Module):
     and `v_x`. Masks are additive.
 
     Raises:
-        InputError: an attention that these maps do not cover.
+        InputError: the attention has options that these maps do not cover.
     """
 
     def __init__(self, fused: Any) -> None:
@@ -87,7 +86,9 @@ class SplitAttention(nn.Module):
 
 @dataclass(frozen=True)
 class PackedAttentionBlock(Block):
-    """A block whose files pack query, key and value: `names` are the files', the module has them apart."""
+    """A block whose files pack query, key and value: `names` are those in files, and the
+    module holds the three separately.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -256,7 +257,9 @@ class OpenClip(Adapter):
         self.closing = tuple(name for name in self.tower if name.startswith(f"{_TOWER}ln_post."))
 
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
-        """Return class token → last norm → projection; without a projection the normed class token itself."""
+        """Return the class token after the last norm and the projection; without a
+        projection, the normed class token itself.
+        """
         norm = {name.rsplit(".", 1)[1]: tensors[name] for name in self.closing}
         pooled: Tensor = functional_call(self.visual.ln_post, norm, (call.hidden_state[:, 0],), strict=True)
         return pooled @ tensors[_PROJECTION] if _PROJECTION in tensors else pooled

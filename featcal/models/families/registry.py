@@ -1,4 +1,4 @@
-"""Find the adapter that a checkpoint's configuration asks for."""
+"""Find the adapter for a checkpoint's configuration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def adapter_for(
 
     Args:
         config: content of its `config.json`.
-        names: names of its tensors, stored or canonical; they show whether a head of its own is there.
+        names: names of its tensors, stored or canonical, which show whether it has its own head.
         text_tower: whether the text tower beside one for pictures is merged, too.
         classifies: as for `architecture_for`.
 
@@ -123,7 +123,7 @@ def _entry_points() -> Mapping[str, EntryPoint]:
 
 
 def _find_facts(config: Mapping[str, Any]) -> tuple[DecoderFacts | None, list[str]]:
-    """Return the facts of a language model without a row, or why it cannot be run without one."""
+    """Return the facts of a language model without a row, or the reason why it cannot run without one."""
     from huggingface_hub.errors import StrictDataclassError
 
     from featcal.models.families.found_decoder import find_decoder
@@ -147,7 +147,7 @@ def _find_facts(config: Mapping[str, Any]) -> tuple[DecoderFacts | None, list[st
 
 
 def _with_text_tower(config: Mapping[str, Any], label: str) -> type[Adapter]:
-    """Return the class of adapter for both towers of a model.
+    """Return the adapter class for both towers of a model.
 
     Raises:
         InputError: an architecture that featcal does not know, or whose text tower cannot be merged.
@@ -265,7 +265,7 @@ _HOMES = {
     "t5": ("featcal.models.families.t5", "T5"),
     "timm": ("featcal.models.families.timm_vit", "TimmVit"),
 }
-"""`model_type` → module and class, which are imported when needed, since each brings its part of transformers."""
+"""`model_type` → module and class, imported when needed, since each imports its part of transformers."""
 
 _OWN: tuple[DecoderFacts | EncoderFacts, ...] = (*FACTS, *ENCODERS, *VISION_LANGUAGE)
 _FACTS = {facts.model_type: facts for facts in _OWN}
@@ -277,7 +277,7 @@ _NAFLEX = (
     "type 'siglip', which are read"
 )
 _WHY_NOT = {"siglip2": _NAFLEX, "siglip2_vision_model": _NAFLEX}
-"""`model_type` → the reason why featcal does not read it, for types whose configuration does not show it."""
+"""`model_type` → the reason why featcal does not read that type, if a configuration does not show the reason."""
 
 _TELLING = (
     ("experts", "a mixture of experts that no row of facts describes"),
@@ -292,11 +292,13 @@ _TELLING = (
     ("lru_width", "a model with recurrent layers"),
     ("rescale_every", "a model with recurrent layers"),
 )
-"""Parts of names in a `config.json`, and the kind of model that has them."""
+"""Parts of names in a `config.json` → the kind of model that has them."""
 
 
 def _why_not(config: Mapping[str, Any]) -> list[str]:
-    """Return, in at most one sentence, why an unknown architecture is not supported, as its configuration shows."""
+    """Return, in at most one sentence, the reason why an unknown architecture is not
+    supported, judged by its configuration.
+    """
     if config.get("model_type") in _WHY_NOT:
         return [_WHY_NOT[config["model_type"]]]
     kinds = [str(one) for one in config.get("layer_types") or ()]

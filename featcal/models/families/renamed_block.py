@@ -1,4 +1,4 @@
-"""A block whose files have other names than the library's class."""
+"""Read and write a block whose names in files differ from those in the library's class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featcal.models.adapter import Block
 
 @dataclass(frozen=True)
 class NamedBlock(Block):
-    """A block whose files may have other names than its class: `names` are the files'."""
+    """A block whose names in files may differ from those in its class: `names` are those in files."""
 
     place: str
     """Path of the module in the library's whole model."""
@@ -42,7 +42,9 @@ class NamedBlock(Block):
         return found
 
     def _own(self) -> dict[str, dict[str, int]]:
-        """Return name in files, without the block's → the parameters in it, with their numbers of rows."""
+        """Return, by name in files (without the block's prefix), the parameters stored in
+        that tensor, with their numbers of rows.
+        """
         found: dict[str, dict[str, int]] = {}
         for name, parameter in self.module.named_parameters():
             module, _, kind = name.rpartition(".")
@@ -59,7 +61,7 @@ class NamedBlock(Block):
         return local
 
     def canonical(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors under their names in files; a stored tensor of several parts needs all of them."""
+        """Return tensors under their names in files; a stored tensor that packs several parts needs all of them."""
         found = {}
         for stored, parts in self._own().items():
             own = [local[name] for name in parts if name in local]

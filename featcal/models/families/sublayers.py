@@ -1,4 +1,6 @@
-"""Run the residual parts of a block, such as its attention and its MLP, one after the other as the facts name them."""
+"""Run the residual parts of a block, such as attention and MLP, one after the other, by the
+names in its row of facts.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from featcal.system.errors import InputError
 
 
 class PartedStage(Stage):
-    """A stage whose blocks have the residual parts that facts name."""
+    """A stage whose blocks have the residual parts that its row of facts names."""
 
     parts: tuple[DecoderPart, ...]
     """Parts of every block, in the order in which they run."""
@@ -61,7 +63,7 @@ def _bind_arguments(module: nn.Module, call: Call) -> dict[str, Any]:
 
 
 def _select_arguments(module: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the arguments that a module of the block takes."""
+    """Return the arguments that a module of the block takes."""
     parameters = inspect.signature(module.forward).parameters.values()
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
         return dict(given)

@@ -1,4 +1,4 @@
-"""T5 and FLAN-T5: an encoder stage, and a decoder stage that starts when the encoder is done."""
+"""Adapt T5 and FLAN-T5: an encoder stage, and a decoder stage that starts when the encoder is done."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from featcal.models.families.language import (
 _SHARED, _HEAD = "shared.weight", "lm_head.weight"
 _ALIASES = {"encoder.embed_tokens.weight": _SHARED, "decoder.embed_tokens.weight": _SHARED}
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-"""Name of a table in old checkpoints that no version of the model ever reads."""
+"""Name of a table in old checkpoints that no version of the model reads."""
 _SETTINGS = (
     "num_heads", "d_kv", "layer_norm_epsilon", "feed_forward_proj", "dense_act_fn",
     "relative_attention_num_buckets",
@@ -87,7 +87,7 @@ class T5EncoderStage(Stage):
 class T5DecoderStage(Stage):
     """The stage from encoder output and shifted targets to the decoder blocks, by teacher forcing.
 
-    The state is the pair of decoder tokens and normed encoder output, one after the other along the token axis: the
+    The state is the decoder's tokens and the normed encoder output, concatenated along the token axis, because the
     drift of the encoder reaches every decoder block through cross-attention.
     """
 
@@ -131,7 +131,9 @@ class T5DecoderStage(Stage):
         return zero_masked(call.hidden_state, _targets(inputs))
 
     def token_ids(self, inputs: Batch) -> Mapping[str, Tensor]:
-        """Return what the decoder reads, the start token and the targets but the last, and then the encoder's text."""
+        """Return the ids that the decoder reads (the start token and the targets but the
+        last), and then the encoder's text.
+        """
         read = shift_right(inputs["labels"], self._start).masked_fill(_targets(inputs) == 0, IGNORED)
         return {"decoder": read, "encoder": unpadded_ids(inputs)}
 
@@ -243,7 +245,7 @@ def _replace_args(call: Call, replaced: Mapping[int, Any]) -> Call:
 
 
 def _sublayers(block: Block, tensors: Mapping[str, Tensor], names: tuple[str, ...]) -> Mapping[str, Sublayer]:
-    """Return every residual part by its name; attention hands on the position bias that it used, as a block does."""
+    """Return every residual part by its name; attention passes on its position bias, as a block does."""
 
     def part(position: int, name: str) -> Sublayer:
         def run(call: Call) -> Call:

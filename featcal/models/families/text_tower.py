@@ -1,7 +1,6 @@
-"""Two towers that are both merged: the text tower beside the one for pictures, as a stage of its own.
-
-A sample is then a picture and a prompt that do not reach each other: the stages of the picture's tower are as they are
-without the text tower. The library's own whole model gives modules, masks and features of prompts.
+"""Adapt models whose text tower is merged along with the tower for pictures, as a separate stage. A sample is then a
+picture and a prompt that do not affect each other, so the stages of the picture's tower stay the same as without the
+text tower. The library's own whole model supplies modules, masks and features of prompts.
 """
 
 from __future__ import annotations
@@ -69,29 +68,36 @@ class TextStage(PartedStage):
         return capture_calls(self._stack, self.blocks, own, **text_inputs(inputs))
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return the buffers of the tower, which no file has."""
+        """Return the buffers of the tower, which are in no file."""
         return dict(self._stack.named_buffers())
 
     def pool_prompts(self, tensors: Mapping[str, Tensor], inputs: Batch) -> Tensor:
-        """Return the library tower's features `[batch, width]` of prompts, with these tensors by name inside it."""
+        """Return the features `[batch, width]` of prompts from the library's tower, run
+        with these tensors by name inside it.
+        """
         made: Tensor = functional_call(self._stack, dict(tensors), (), text_inputs(inputs), strict=True).pooler_output
         return made
 
     def weighting(self, index: int, module: str) -> str:
-        """Return "read token" in the last block, whose other tokens reach the features by keys and values alone."""
+        """Return "read token" in the last block, whose other tokens affect the features
+        only through keys and values.
+        """
         last = index == len(self.blocks) - 1
         return "read token" if last and module not in _KEYS else "tokens"
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Return weight 0 for padding and 1 for other tokens, or `patch_weight` beside one that is read alone."""
+        """Return weight 0 for padding and 1 for other tokens; if one token is read alone,
+        the others have `patch_weight`.
+        """
         attended = mask_to_weights(inputs.get("attention_mask"))
         if weighting == "tokens":
             return attended
         return read_alone(call, self.read(inputs), options.patch_weight, attended)
 
     def read(self, inputs: Batch) -> Tensor:
-        """Return the token, `[batch]`, whose last state becomes the features: the last one if prompts are not masked
-        (SigLIP), else the first end token."""
+        """Return the position `[batch]` of the token whose last state becomes the features: the last token if
+        prompts are not masked (SigLIP), else the first end token.
+        """
         ids = inputs["input_ids"]
         if "attention_mask" not in inputs:
             return torch.full((len(ids),), ids.shape[1] - 1, device=ids.device)
@@ -107,13 +113,13 @@ class TextStage(PartedStage):
 
 
 class TwoTowers(Adapter):
-    """The addition of a text tower to the adapter of a tower for pictures, of which every subclass is one, too."""
+    """A mixin that adds the text tower to the adapter of a tower for pictures."""
 
     reads_prompts = True
     whole_class: str
-    """Class of transformers that has both towers."""
+    """Class of transformers that holds both towers."""
     whole_prompts = False
-    """True if prompts are padded to the model's full length, without a mask, as it was trained."""
+    """True if prompts are padded to the model's full length, without a mask, as in its training."""
     _visual: tuple[Stage, ...]
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
@@ -144,7 +150,7 @@ class TwoTowers(Adapter):
 
     @property
     def _seeing(self) -> Any:
-        """Return this model as the adapter of its tower for pictures."""
+        """Return this adapter in its role as adapter of the tower for pictures."""
         return super()
 
     def prompt_inputs(self, base: Located, texts: Sequence[str]) -> Batch:
@@ -178,7 +184,7 @@ class TwoTowers(Adapter):
         return torch.nn.functional.linear(pooled, tensors[projection]) if projection in tensors else pooled
 
     def output(self, tensors: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        """Return the final features of pictures and, beside them, those of the probe's prompts."""
+        """Return the final features of the probe's pictures and prompts, concatenated."""
         prompts = {name: tensor.to(features.device) for name, tensor in self.probe().items()}
         return torch.cat([features, self._features(tensors, prompts)], dim=1)
 
@@ -231,7 +237,7 @@ _READ = ("input_ids", "attention_mask")
 
 
 def text_inputs(inputs: Batch) -> dict[str, Tensor]:
-    """Return those inputs of a batch that the text tower reads."""
+    """Return the inputs of a batch that the text tower reads."""
     return {name: inputs[name] for name in _READ if name in inputs}
 
 

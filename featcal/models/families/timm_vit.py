@@ -1,4 +1,4 @@
-"""Vision transformers of timm with a classifier, in folders as timm writes them for the Hub."""
+"""Adapt vision transformers of timm with a classifier, in folders as timm writes them for the Hub."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from featcal.system.extras import require_packages
 class TimmVit(Encoder):
     """timm's `VisionTransformer` with a head that reads the class token.
 
-    Query, key and value are one linear map (`qkv`): rows of a ridge regression do not depend on each other, so this
-    gives the same as three maps. Its keys and values reach the class token, so in the last block all of it counts every
-    token.
+    Query, key and value are one linear map (`qkv`). Since the rows of a ridge regression do not depend on each other,
+    the solution equals that of three maps. The map includes keys and values, which affect the class token, so in the
+    last block it counts every token in full.
     """
 
     library = "timm"

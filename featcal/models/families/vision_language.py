@@ -1,8 +1,8 @@
-"""Language models that read pictures: a stage for the vision tower, then one for the language model, configured by a
-row of facts (`vision_language_facts`).
+"""Adapt language models that read pictures: a stage for the vision tower, then one for the language model, configured
+by a row of facts (`vision_language_facts`).
 
-Every text comes with one picture. The tower has the patches of all pictures of a batch in one row, without padding, so
-its states are `[patches, width]`; drift sees them with a row per picture (`Pictures`).
+Every text comes with one picture. The tower takes the patches of all pictures of a batch in one sequence, without
+padding, so its states are `[patches, width]`; drift gets them with one row per picture (`PictureRows`).
 """
 
 from __future__ import annotations
@@ -32,40 +32,42 @@ from featcal.models.generation import Generator
 from featcal.models.standing_in import capture_calls, standing_in
 
 _PICTURES = "pictures"
-"""Key under which a call of the tower carries the numbers of its pictures' patches (`Call.apart`)."""
+"""Key under which a call of the tower holds the number of patches of each picture (`Call.apart`)."""
 
 
 class WindowedBlock(NamedBlock):
-    """A block of the tower, which cuts its row into windows or pictures by numbers that are data."""
+    """A block of the tower, which splits the sequence into windows or pictures by lengths that are part of the data."""
 
     def run(self, local: Mapping[str, Tensor], call: Call) -> Any:
-        """Return the block's output; on meta, where there are no data to cut by, a state of the same form."""
+        """Return the block's output; on meta, where there are no lengths, return a state of the same form."""
         return call.hidden_state if call.hidden_state.is_meta else super().run(local, call)
 
 
 @dataclass(frozen=True)
 class PictureRows:
-    """Numbers of rows of one batch's pictures, which lie one picture after the other."""
+    """Numbers of rows of each picture in a batch, whose rows follow one another."""
 
     counts: Tensor
-    """Rows of every picture, `[batch]`."""
+    """Number of rows of every picture, `[batch]`."""
     longest: int
-    """Rows that any picture may have, in this batch or another."""
+    """Largest number of rows of any picture, in this batch or another."""
 
     @classmethod
     def from_batch(cls, inputs: Batch) -> PictureRows:
-        """Return the numbers of a batch's patches."""
+        """Count the patches of each picture in a batch."""
         return cls(inputs["image_grid_thw"].prod(1), inputs["pixel_values"].shape[1])
 
     @classmethod
     def from_state(cls, call: Call, merged: int) -> PictureRows:
-        """Return the rows of a tower's state, before or after the merger, which makes one patch of `merged`."""
+        """Count each picture's rows in a tower's state, before or after the merger, which
+        merges `merged` patches into one.
+        """
         ((counts, longest), _) = call.apart[_PICTURES]
         shared = 1 if len(call.hidden_state) == int(counts.sum()) else merged
         return cls(counts // shared, longest // shared)
 
     def unpack(self, rows: Tensor) -> Tensor:
-        """Return rows `[n, width]` as `[batch, longest, width]`, zero where a picture has no more rows."""
+        """Return rows `[n, width]` as `[batch, longest, width]`, with zeros after the last row of a shorter picture."""
         kept = self._row_mask
         places = torch.full(kept.shape, len(rows), device=rows.device)
         places[kept] = torch.arange(len(rows), device=rows.device)
@@ -83,7 +85,7 @@ class PictureRows:
 
 
 class _ByRow(TorchFunctionMode):
-    """Mode in which this thread puts pictures' rows among those of the text by `_place_rows`."""
+    """Mode in which this thread puts the rows of pictures into the text by `_place_rows`."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         # torch takes derivatives of `masked_scatter` one by one instead of side by side, with a warning.
@@ -92,7 +94,9 @@ class _ByRow(TorchFunctionMode):
 
 
 def _place_rows(states: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
-    """Return states `[batch, tokens, width]` with `rows` `[n, width]` put, in order, where `mask` marks a token."""
+    """Return states `[batch, tokens, width]` with `rows` `[n, width]` written, in order, at
+    the tokens that `mask` marks.
+    """
     tokens = mask[..., 0]
     # Tokens in front of the first picture would look up row -1; the mask drops what they find.
     places = (tokens.flatten().cumsum(0) - 1).clamp(min=0).view(tokens.shape)
@@ -131,7 +135,7 @@ class PatchStage(PartedStage):
         return replace(call, apart={**call.apart, _PICTURES: ((pictures.counts, pictures.longest), {})})
 
     def weighting(self, index: int, module: str) -> str:
-        """Return "merged patches" after the merger's norm, where one row stands for several patches."""
+        """Return "merged patches" after the merger's norm, where one row holds several patches."""
         norm = module in self.blocks[index].modules_of(self.norm or nn.LayerNorm)
         return "merged patches" if index == len(self.blocks) - 1 and not norm else "patches"
 
@@ -144,14 +148,14 @@ class PatchStage(PartedStage):
         return given[None] if given.ndim == 2 else given
 
     def state(self, call: Call, inputs: Batch) -> Tensor:
-        """Return a picture's own patches, in the order in which the tower has them."""
+        """Return the patches of every picture, in the tower's order."""
         return PictureRows.from_state(call, self._merged).unpack(call.hidden_state)
 
     def with_state(self, call: Call, state: Tensor) -> Call:
         return call.with_state(PictureRows.from_state(call, self._merged).pack(state))
 
     def sublayers(self, block: Block, tensors: Mapping[str, Tensor]) -> Mapping[str, Sublayer]:
-        """Return the parts that the facts name; the merger is one part."""
+        """Return the residual parts in the row of facts; the merger is one part."""
         if block is self.blocks[-1]:
             return {"mlp": lambda call: call.with_state(block.run(tensors, call))}
         return super().sublayers(block, tensors)
@@ -160,8 +164,8 @@ class PatchStage(PartedStage):
 class LanguageStage(DecoderStage):
     """The stage from token ids and the tower's output for their pictures to the decoder blocks.
 
-    The places of pictures among the tokens, masks and positions are the library's own: its whole forward runs, with the
-    tower standing in for itself.
+    The library computes the places of pictures among the tokens, masks and positions: its whole forward runs, with the
+        tower's output in place of the tower.
     """
 
     def __init__(self, model: Any, facts: VisionLanguageFacts, vision: PatchStage, image_token: int) -> None:
@@ -199,7 +203,7 @@ class LanguageStage(DecoderStage):
         return require_no_cache(call)
 
     def token_weights(self, weighting: str, call: Call, inputs: Batch, options: TokenOptions) -> Tensor | None:
-        """Return the weights of any decoder, those of a picture's tokens times `image_weight`."""
+        """Return the weights of any decoder, with those of a picture's tokens multiplied by `image_weight`."""
         weights = super().token_weights(weighting, call, inputs, options)
         ids = inputs["input_ids"]
         seen = widen(torch.where(ids == self._image_token, options.image_weight, 1.0))
@@ -252,7 +256,7 @@ class VisionLanguage(Decoder):
         return {stored_tower_name(self.facts, name): tuple(parameter.shape) for name, parameter in found}
 
     def canonical(self, stored: str) -> str | None:
-        """Return the canonical name of a stored one."""
+        """Return the canonical name for a name in files."""
         if stored in self.aliases or stored.endswith(self.facts.dropped):
             return None
         # For a while the library wrote files with the names of its classes.
@@ -276,7 +280,7 @@ class VisionLanguage(Decoder):
         }
 
     def _readable(self, ids: Tensor) -> Tensor:
-        """Return token ids without those that stand for pictures and films."""
+        """Return all token ids except those reserved for pictures and films."""
         taken = {self.image_token, self._video_token}
         free = next(token for token in range(len(taken) + 1) if token not in taken)
         return ids.masked_fill(torch.isin(ids, torch.tensor([*taken])), free)
@@ -317,7 +321,9 @@ class VisionLanguage(Decoder):
         return None
 
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
-        """Return a configuration that transformers 4 reads, too, with the language model's part as of any decoder."""
+        """Return a configuration that transformers 4 can read too, with the language
+        model's part handled as for any decoder.
+        """
         inner = config.get("text_config")
         if not isinstance(inner, Mapping):
             return super().portable(config, model)

@@ -12,7 +12,8 @@ from featcal.models.families.decoder_facts import DecoderFacts, DecoderPart
 class VisionLanguageFacts(DecoderFacts):
     """A decoder-only model that reads pictures as tokens among those of the text, in the manner of Qwen2-VL.
 
-    Patches of all pictures of a batch follow each other in one row, and a merger makes one token of several neighbours.
+    The patches of all pictures of a batch form one sequence, and a merger makes one token of several neighbouring
+    patches.
     """
 
     whole: str
@@ -28,7 +29,7 @@ class VisionLanguageFacts(DecoderFacts):
     patches: str = "patch_embed"
     """Module of the tower that computes a state of every patch."""
     merger: str = "merger"
-    """Module of the tower after its blocks; it is calibrated as the tower's last block."""
+    """Module of the tower after its blocks, which is calibrated as the tower's last block."""
     stored: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Names in files of modules of the whole model, if they differ from those in the class."""
     vision_settings: tuple[str, ...] = ()

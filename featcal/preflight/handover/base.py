@@ -41,7 +41,7 @@ class Base:
     """The base of a folder, as far as it was found."""
 
     ref: str
-    """Its reference; "" if nothing names it."""
+    """Reference of the base; "" if nothing names it."""
     folder: Folder | None
     """None if it is not on this machine."""
     is_named: bool = False

@@ -28,7 +28,7 @@ class Handover:
     """Result of the check of a folder for one program."""
 
     target: str
-    """One of `TARGETS`."""
+    """Program for which the folder is checked, one of `TARGETS`."""
     problems: tuple[Obstacle, ...]
     notes: tuple[str, ...]
     """Facts that may be intended, and facts that cannot be known here."""
@@ -38,7 +38,7 @@ class Handover:
     """Content of files that the program needs beside the weights, by name."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it for a document."""
+        """Return all findings as JSON, for a document."""
         return {
             "ok": not self.problems,
             "problems": [asdict(one) for one in self.problems],

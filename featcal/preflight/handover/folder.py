@@ -83,7 +83,7 @@ class Folder:
 
     @property
     def generates(self) -> bool:
-        """Say whether its class writes text."""
+        """Say whether the class of the folder's model generates text."""
         return self.model_class.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
 
     @property
@@ -93,7 +93,7 @@ class Folder:
 
     @cached_property
     def template(self) -> Any:
-        """Return its chat template, a text or a list of named ones; None without one."""
+        """Return the folder's chat template, a text or a list of named ones; None without one."""
         own = self.read(TEMPLATE)
         if own is not None:
             return own.decode("utf-8", "replace")
@@ -198,7 +198,9 @@ def find_strays(path: Path) -> Iterator[Obstacle]:
 
 
 def require_model(path: Path) -> None:
-    """Raise InputError for what cannot be handed over: no folder, an adapter by itself, open_clip's layout."""
+    """Raise InputError for a model that cannot be handed over: a missing folder, an adapter
+    without its model, open_clip's layout.
+    """
     if not path.is_dir():
         raise InputError(f"no folder {path}; --for takes the folder of a model, as featcal writes it")
     if (path / ADAPTER_CONFIG).is_file() and not (path / CONFIG).is_file():

@@ -70,7 +70,7 @@ class Turns:
         return f"{self.start}{''.join(turns)}{self.prompt}"
 
     def to_go(self) -> str | None:
-        """Return it in the Go syntax of Ollama; None if a text would be read as syntax."""
+        """Return the template in the Go syntax of Ollama; None if a text would be read as syntax."""
         cases = [
             f'{{{{ {word} eq .Role "{role}" }}}}{self.before[role]}{{{{ .Content }}}}{self.after[role]}'
             for word, role in zip(("if", "else if", "else if"), _ROLES, strict=True)

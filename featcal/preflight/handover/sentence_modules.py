@@ -16,7 +16,7 @@ from featcal.system.json_files import read_json_rows
 
 _FLAG = "pooling_mode_"
 _CONFIG_OF = ("Pooling", "Dense")
-"""Kinds of module that have options of their own."""
+"""Kinds of module that have an own file of options."""
 
 
 def check_modules(folder: Folder) -> Iterator[Obstacle]:

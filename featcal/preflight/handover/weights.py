@@ -22,7 +22,7 @@ _LEFTOVERS = {
     "_orig_mod.": "torch.compile",
     "module.": "a wrapper for several GPUs",
 }
-"""Prefixes of names that a wrapper leaves behind, and the wrapper."""
+"""Prefixes that wrappers add to names of tensors, and the wrapper of each."""
 _IN_A_WRAPPER = ("language_model.", "model.language_model.", "vision_tower.", "model.vision_tower.", "visual.")
 """Prefixes of names in models of pictures and text; a separate text model has other names."""
 

@@ -1,4 +1,4 @@
-"""Paint smileys."""
+"""Paint the smileys of an embedded task."""
 
 from __future__ import annotations
 

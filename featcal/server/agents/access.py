@@ -57,8 +57,8 @@ class Access:
         """Raise InputError for the test split if it is not allowed."""
         if split == TEST and not self.test:
             raise InputError(
-                "the test split is closed here, since whoever chooses by it finds numbers that flatter; measure on "
-                "validation. Whoever started the server can open it with featcal mcp --allow-test"
+                "the test split is closed here, because choosing by test scores makes them too optimistic; measure on "
+                "validation. The person who started the server can open it with featcal mcp --allow-test"
             )
 
     def require_model(self, name: str) -> None:
@@ -76,8 +76,8 @@ class Access:
                 self.require_split(TEST)
             if TRAINING in needs:
                 raise InputError(
-                    f"model '{shorten(name)}': {parsed.kind} trains, and nothing tells beforehand how long it takes; "
-                    "the command line has it, or name a method in closed form"
+                    f"model '{shorten(name)}': {parsed.kind} trains, so its duration cannot be estimated; run it "
+                    "on the command line, or name a method in closed form"
                 )
             part = parsed.of
 

@@ -212,7 +212,7 @@ class WrittenReport:
             return find_section(self.sections, section)
         except KeyError as error:
             known = ", ".join(map(str, self._list()))
-            raise InputError(f"section: there is none of this name here; there are {known}") from error
+            raise InputError(f"section: there is none of this name; there are {known}") from error
 
     def _list(self) -> list[Any]:
         return [key if self.is_own else quote_strings(key, 80) for key in self.sections]

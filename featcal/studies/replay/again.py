@@ -39,7 +39,7 @@ class Replayed:
     tensors: int
     """Number of tensors that were compared."""
     held_against: str
-    """Reference of the comparison: "files" beside the record, or the record's own "hashes"."""
+    """Reference of the comparison: the "files" beside the record, or the record's own "hashes"."""
     damaged: Sequence[str]
     """Tensors in the files beside the record that differ from the record's hashes."""
     inputs: Sequence[str]

@@ -103,7 +103,7 @@ class Recorded(BaseModel):
 
 
 def record_file(place: Path) -> Path:
-    """Return the record at a path, or in that folder."""
+    """Return the record file at a path, or in the folder at that path."""
     return place / RECORD_FILE if place.is_dir() else place
 
 
@@ -126,13 +126,13 @@ def read_record(file: Path) -> Recorded:
 def _refuse_others(content: Mapping[str, Any], file: Path) -> None:
     changed = next((f"{word} to another folder" for word in ("converted", "exported") if word in content), None)
     if changed:
-        raise InputError(f"{file}: its model was {changed}; replay the record of the folder that it was made of")
+        raise InputError(f"{file}: its model was {changed}; replay the record of the folder from which it was made")
     facts = content.get("suite_file")
     held = facts.get("in_memory") if isinstance(facts, Mapping) else None
     if held:
         raise InputError(
-            f"{file}: {printable(', '.join(map(str, held)), 200)} were given in the memory of a Python process and lie "
-            "in no file, so nothing can be run again; give the same objects to featcal.Suite.of and calibrate, and "
+            f"{file}: {printable(', '.join(map(str, held)), 200)} were objects of a Python process and are in no "
+            "file, so the run cannot be repeated; give the same objects to featcal.Suite.of, calibrate, and "
             "compare 'inputs' and 'tensors' of the two records"
         )
     command = content.get("command")

@@ -26,21 +26,21 @@ from featcal.suite.name_grammar import model_name, name_on
 from featcal.system.errors import InputError
 
 CHOSEN = ("recipe", *OF_A_RECIPE)
-"""Options that distinguish candidates; all others are the same for all."""
+"""Options by which candidates differ; all other options are the same for all."""
 PRIORS = ((0.1, 2.0), (0.2, 1.5), (0.3, 1.0), (0.3, 2.0))
 """Values of mu and rho for further candidates of "informed"."""
 MERGED = "merged"
-"""Name of the suite's own start."""
+"""Name of the suite's own merged model among the starts."""
 
 
 @dataclass(frozen=True)
 class CandidateModel:
-    """A candidate."""
+    """A candidate of a choice: a start, as it is or calibrated with some options."""
 
     start: str
     """Name of the model to calibrate: the suite's merged one or another merge."""
     config: CalibrationConfig | None
-    """None for the start without calibration."""
+    """Options of the calibration; None for the start as it is."""
 
     def name(self, family: Family) -> str:
         """Return the name by which every command knows it."""
@@ -80,8 +80,8 @@ def plan_candidates(
     by the default. If the base is not known the default is "refined", and "informed" is left out.
 
     Args:
-        asked: its samples, seed, switches and parts hold for all candidates, except switches that a recipe does not
-            have.
+        asked: requested options; samples, seed, switches and parts apply to all candidates, except switches that a
+            recipe does not have.
         starts: names of other merges.
         of: name of the merge on which all recipes are tried.
 
@@ -130,7 +130,7 @@ def _start(name: str, family: Family) -> str:
     """Return the full name of a merge that uses no samples.
 
     Raises:
-        InputError: not a merge, or an option that is unknown or outside its range.
+        InputError: the name is not a merge, or an option is unknown or outside its range.
     """
     part: str | None = name
     while part is not None:

@@ -64,7 +64,7 @@ class Cells:
         return self._known.get((name, fold))
 
     def put(self, name: str, fold: int, cell: FoldCell, lasting: bool = True) -> None:
-        """Store a result; only in this process if another one might get a different result."""
+        """Store a result; only in memory if another process might get a different one."""
         self._known[name, fold] = cell
         if lasting and self._folder is not None:
             with _explain_refusal(self._folder):
@@ -95,14 +95,14 @@ class Cells:
 
 @contextmanager
 def _explain_refusal(folder: Path) -> Iterator[None]:
-    """Turn a refusal of the system into an error that names the folder; a missing file is ignored."""
+    """Turn a disk error into an error that names the folder; a missing file is ignored."""
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
         raise InputError(
-            f"what was found cannot be kept in {folder}: {error.strerror}; set FEATCAL_CACHE to a folder"
+            f"results cannot be stored in {folder}: {error.strerror}; set FEATCAL_CACHE to a folder"
         ) from error
 
 

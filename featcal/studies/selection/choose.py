@@ -21,11 +21,11 @@ from featcal.system.errors import FeatcalError, NumericalError
 from featcal.system.progress import Progress, silent
 
 FEWEST = 2 * FOLDS
-"""Samples per task below which held-out samples are too few."""
+"""Smallest number of samples per task with which held-out samples are enough."""
 ALWAYS = 2
-"""Candidates that are tried even in the shortest time: the default and the merged model as it is."""
+"""Number of candidates that are tried even in the shortest time: the default and the merged model as it is."""
 POLL = 0.2
-"""Seconds between two checks for cells of other processes."""
+"""Seconds between two checks for the cells of other processes."""
 SELECT = "select"
 """Label of the progress."""
 
@@ -49,10 +49,10 @@ def select(
 
     Args:
         suite: a session caches the chosen model.
-        config: its samples, seed, switches and parts hold for all candidates; its recipe and numbers are one candidate.
-            By default the suite's own, else the paper's.
+        config: requested options; samples, seed, switches and parts apply to all candidates; recipe and numbers form
+            one candidate. By default the suite's own, else the paper's.
         of: name of the merge on which all recipes are tried; by default the suite's own.
-        starts: names of other merges, such as "tsv-m", or one alone: each is tried as it is and calibrated.
+        starts: names of other merges, such as "tsv-m", or a single name: each is tried as it is and calibrated.
         minutes: approximate time limit; every merger that needs neither samples nor training is then a start too,
             unless starts are named. A quarter of the time goes to the first fold, the rest to the candidates that are
             best on it. None tries all.
@@ -106,7 +106,7 @@ _ANSWERS = (
 
 
 def _note_untried(count: int, minutes: float | None) -> str:
-    """Return a note on the number of candidates that the time was too short for; empty if there are none."""
+    """Return a note on the number of candidates for which the time was too short; empty if there are none."""
     return "" if not count else f"{count} candidates did not fit into {minutes:g} minutes; with more, this goes on"
 
 
@@ -153,7 +153,7 @@ def _work(
     """Compute every missing cell, fold after fold; wait for those that other processes compute.
 
     Args:
-        numbers: of the candidates.
+        numbers: positions of the candidates.
         until: reading of the monotonic clock after which only cells of the first candidates are begun.
     """
     names = contest.names

@@ -25,9 +25,8 @@ FOLDS = 4
 
 
 def folds(count: int, seed: int, task: str) -> list[list[int]]:
-    """Divide positions into folds, as equal as possible, in rising order; only seed and task decide.
-
-    Whole samples are held out, never tokens.
+    """Divide positions into folds of nearly equal size, each in rising order, depending only on seed and task. Whole
+    samples are held out, never tokens.
 
     >>> [len(one) for one in folds(10, 42, "digits")]
     [3, 3, 2, 2]
@@ -49,11 +48,11 @@ class SelectionProblem:
 
     session: Session
     asked: CalibrationConfig
-    """Samples, seed, switches, batch size, precision and parts of all candidates."""
+    """Samples, seed, switches, batch size, precision and parts that apply to all candidates."""
     drawn: Mapping[str, Samples]
     """Drawn calibration samples; a task needs at least `FOLDS`."""
     plan: Sequence[CandidateModel]
-    """The default first."""
+    """The candidates, the default first."""
     criterion: Criterion
 
     @cached_property

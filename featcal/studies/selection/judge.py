@@ -2,9 +2,9 @@
 models.
 
 The criterion is the probability that a model gives the expert's decision, averaged over a task's held-out samples and
-then over tasks. A decision is the class with the expert's largest score (scores are sharpened until the expert is sure
-of its own), or the answer that the expert itself writes: its probability is the product over the answer's tokens, each
-after the right ones (teacher forcing). No label is read.
+then over tasks. A decision is the class with the expert's largest score (scores are multiplied by a factor,
+`sharpness`, that makes the expert's own decisions probable), or the answer that the expert itself writes, whose
+probability is the product over its tokens (with teacher forcing). No label is read.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ DECISION, DRIFT = CRITERIA = ("decision", "drift")
 """DECISION: probability of the expert's decision, 0-1. DRIFT: if there are no heads, 1 minus the relative drift of the
 final features, at most 1. Higher is better in both."""
 SURE = 0.95
-"""Mean probability that an expert should give to its own decisions: scores are sharpened until it does. 0.9 to 0.99
-rank candidates alike (docs/theory/selection.md)."""
+"""Mean probability that an expert should give to its own decisions, to which `sharpness` raises it. Values from 0.9
+to 0.99 rank candidates alike (docs/theory/selection.md).
+"""
 Heads = Mapping[str, tuple[Head, Head]]
 """Heads of the expert and of the model, by task."""
 
@@ -48,7 +49,7 @@ class Score:
 
     criterion: str
     values: Mapping[str, tuple[float, ...]]
-    """By task, one for each held-out sample, fold after fold."""
+    """Values by task, one for each held-out sample, fold after fold."""
 
     @property
     def value(self) -> float:
@@ -90,14 +91,14 @@ def margin(a: Score, b: Score, draws: int = DRAWS, seed: int = SEED) -> Margin:
 
 @dataclass(frozen=True)
 class Criterion:
-    """Criterion that scores all candidates of a choice."""
+    """Criterion by which all candidates of a choice are scored."""
 
     name: str
     """One of `CRITERIA`."""
     heads: Heads | None
     """Heads of all models of the family; None if models may have different heads, or if none are needed."""
     note: str
-    """Reason why it is not `DECISION`; else ""."""
+    """Reason why the criterion is not `DECISION`; else ""."""
 
 
 def criterion_of(family: Family, drawn: Mapping[str, Samples]) -> Criterion:
@@ -190,20 +191,20 @@ class Judge:
         return found
 
     def _ask(self, drawn: Samples) -> _Asked:
-        """Generate the answers of a task's expert."""
+        """Let a task's expert generate its answers."""
         family = self._family
         batches = [*map(prompt_batch, batches_of(drawn, TOGETHER, family.compute.device))]
         teacher = TextAnswerer(family.generator(family.experts[drawn.task]), batches, self._longest(drawn.task))
         return _Asked(batches, teacher.answers, teacher.ends)
 
     def _longest(self, task: str) -> int:
-        """Return the most tokens of an answer, as in scoring."""
+        """Return the largest number of tokens of an answer, as in scoring."""
         return self._family.suite.task(task).max_target_length
 
 
 def decision_probability(expert: Float[Tensor, "n c"], model: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
-    """Return the probability that the softmax of a model's scores gives to the expert's largest class, both sharpened
-    alike (`sharpness`).
+    """Return the probability that the softmax of a model's scores gives to the expert's largest class, both multiplied
+    by the same factor (`sharpness`).
 
     >>> decision_probability(torch.tensor([[2.0, 1.0]]), torch.tensor([[0.0, 0.0]])).tolist()
     [0.5]
@@ -240,8 +241,8 @@ def answer_probability(
 ) -> Float[Tensor, ""]:
     """Return the probability of an answer: the product over its tokens, `[tokens]`.
 
-    Of text that was cut off before it ended there is no decision to be given, and the product would say how long it is:
-    it counts with the geometric mean instead.
+    An answer that was cut off is not a decision, and its product would mostly depend on its length, so the geometric
+    mean is returned instead.
 
     Args:
         along: a model's log-probabilities at every token of the answer.

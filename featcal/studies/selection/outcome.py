@@ -30,7 +30,7 @@ class Candidate:
     """A candidate, and its results on all folds."""
 
     model: str
-    """Its name, by which every command makes it from all calibration samples."""
+    """Name of the candidate, by which every command makes it from all calibration samples."""
     start: str
     """Name of the model to calibrate; "merged" is the suite's own."""
     config: CalibrationConfig | None
@@ -38,7 +38,7 @@ class Candidate:
     score: Score | None
     """None if it failed on a fold."""
     margin: Margin | None
-    """From the default to this one; None if either has no score."""
+    """Margin from the default to this candidate; None if either has no score."""
     failure: str
     """Reason of a failure, or ""."""
     seconds: float
@@ -52,7 +52,7 @@ class SelectionVerdict:
     start: Candidate
     repair: Candidate
     margin: Margin
-    """From the repair to the start."""
+    """Margin from the repair to the start."""
 
     @property
     def start_wins(self) -> bool:
@@ -89,18 +89,21 @@ class Selection(Drawable):
     config: CalibrationConfig | None
     """Chosen options, for all calibration samples. None if the start is better as it is."""
     candidates: tuple[Candidate, ...]
-    """The best first; those that failed last."""
+    """All candidates, the best first, those that failed last."""
     margin: Margin | None
-    """From the default to the chosen one; 0 if that is the default. The choice was made on these samples, so it
-    flatters. None if either was not scored."""
+    """Margin from the default to the chosen candidate; 0 if they are the same. It is optimistic, since the choice
+    was made on these samples. None if either was not scored.
+    """
     folds: Mapping[str, tuple[tuple[int, ...], ...]]
-    """By task and fold: positions of the held-out samples in the source of the calibration samples."""
+    """Positions of the held-out samples in the source of the calibration samples, by task and fold."""
     samples: Mapping[str, int]
-    """By task: calibration samples that were read."""
+    """Number of calibration samples that were read, by task."""
     notes: tuple[str, ...]
     """Warnings, such as that no candidate can be judged, and why."""
     seconds: float
-    """Of all candidates, including those computed earlier or by other processes, and of the chosen calibration."""
+    """Seconds of all candidates, including those computed earlier or by other processes,
+    and of the chosen calibration.
+    """
     calibrated: CalibrationResult | None
     """The choice calibrated on all samples; None if no candidate could be judged, or if a start was chosen."""
     of: str = MERGED

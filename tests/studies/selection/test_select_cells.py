@@ -138,7 +138,7 @@ def test_a_damaged_cell_is_computed_again(many: Family, scored: Any) -> None:
 
 def test_a_folder_that_cannot_be_used_is_named(many: Family, own_cache: Path) -> None:
     own_cache.write_text("a file")
-    with pytest.raises(InputError, match=r"cannot be kept in .*selections.*; set FEATCAL_CACHE to a folder"):
+    with pytest.raises(InputError, match=r"cannot be stored in .*selections.*; set FEATCAL_CACHE to a folder"):
         select(many, ASKED)
 
 
