@@ -301,10 +301,10 @@ def _require_effects(
         if facts_of(one).by_task and tasks:
             values = _other_values(one, one.default)
             tried = [{one.name: dict(zip(tasks, values, strict=False))}, *(tried if one.default is not None else [])]
-        values = ", ".join(str(options[one.name]) for options in tried)
+        others = ", ".join(str(options[one.name]) for options in tried)
         assert_that(
             any(_changes(make, options, plain) for options in tried),
-            f"option '{one.name}' changes nothing: the default {getattr(own, one.name)} gives what {values} give",
+            f"option '{one.name}' changes nothing: the default {getattr(own, one.name)} gives what {others} give",
         )
 
 

@@ -198,7 +198,7 @@ def test_a_task_ends_when_every_token_was_counted_once() -> None:
     twice.merge_part(part(16).current)
     with pytest.raises(InputError, match="q, k: 31 of a task's 30 tokens were counted"):
         twice.end_task(problem.models[0], CONFIG)
-    with pytest.raises(NumericalError, match="no token of a task counts"):
+    with pytest.raises(NumericalError, match="no token of a task has weight"):
         problem.new().end_task({}, CONFIG)
 
 
