@@ -12,7 +12,7 @@ from app_pages import button, control, drain, go, healthy, opened
 from chart_numbers import CHARTS
 from reproducing import document
 
-from app import downloads, jobs
+from app import downloads, jobs, layer_view, ledger_view
 from app.downloads import Numbers
 from featcal.figures.commands import command_lines, python_lines
 
@@ -58,6 +58,11 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Numbers]:
 
     monkeypatch.setattr(downloads.Numbers, "measurement", noted)
     return found
+
+
+def test_every_view_of_the_drift_page_is_opened() -> None:
+    opened_views = {chosen["tab"] for page, chosen in PAGES.values() if page == "drift" and "tab" in chosen}
+    assert opened_views == {*ledger_view.VIEWS, *layer_view.VIEWS, ledger_view.INSIDE, ledger_view.TOKENS}
 
 
 @pytest.mark.parametrize("where", PAGES)
