@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,15 +208,10 @@ def calibrate_to_folder(
         NumericalError: there is no trustworthy solution, or the folder does not load back to the same model.
         UncheckedError: the folder is written, but a check could not run; the error has the document.
 
-    >>> import copy, featcal, tempfile, torch, transformers
-    >>> sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-    >>> base = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2))
-    >>> experts = {task: copy.deepcopy(base) for task in ("a", "b")}
-    >>> trained = [torch.nn.init.normal_(one.model.layers[0].mlp.down_proj.weight) for one in experts.values()]
-    >>> tokens = torch.arange(32).reshape(4, 8)
-    >>> suite = featcal.Suite.of(base=base, experts=experts, samples={"a": tokens, "b": tokens})
+    >>> import featcal, tempfile
+    >>> suite, config = featcal.load_suite("lm-mini"), featcal.CalibrationConfig(samples=2, blocks=("block 0",))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     report = featcal.calibrate_to_folder(suite, featcal.CalibrationConfig(), f"{folder}/calibrated")
+    ...     report = featcal.calibrate_to_folder(suite, config, f"{folder}/calibrated")
     >>> "model.safetensors" in report["written"]
     True
     """
@@ -238,20 +234,25 @@ def calibrate_to_folder(
         record = _record(family, config, drawn, account, run) | shares(run, passes, read)
         if folder is None:
             return {}
-        if changed := sorted({file for file, *_ in _input_stamps(family) ^ before}):
-            folder.forget()
-            raise InputError(*(f"{file}: changed while it was read; run again" for file in changed))
+        _require_unchanged(family, before, folder)
         del passes  # their samples would be in the way of what is written and verified
-        solved = time.perf_counter()
-
-        def seconds() -> dict[str, float]:
-            own = {"samples": loaded, **run.seconds, "writing": time.perf_counter() - solved}
-            return {**_seconds_since(started, busy), **own}
-
+        seconds = partial(_seconds_of_run, (started, busy), {"samples": loaded, **run.seconds}, time.perf_counter())
         done = folder.finished_tensors(family.adapter.blocks())
         made = CalibrationResult(family, config, calibrated_weights(family.merged, config, done), record)
         content = _write(folder, made, origin, seconds, whole=can_reload(family.merged.info, limits.process))
     return require_checked({"out": str(folder.out), **content})
+
+
+def _require_unchanged(family: Family, before: set[FileStamp], folder: OutputFolder) -> None:
+    """Raise InputError, and give up the finished blocks, if a file changed while it was read."""
+    if changed := sorted({file for file, *_ in _input_stamps(family) ^ before}):
+        folder.forget()
+        raise InputError(*(f"{file}: changed while it was read; run again" for file in changed))
+
+
+def _seconds_of_run(began: tuple[float, float], stages: Mapping[str, float], solved: float) -> dict[str, float]:
+    """Return the seconds of clock and processor since a run began, with those of its stages and of writing."""
+    return {**_seconds_since(*began), **stages, "writing": time.perf_counter() - solved}
 
 
 def _folder(

@@ -10,10 +10,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, backends
+from torch import Tensor
 
 from featcal.system.environment import is_intel
 from featcal.system.errors import InputError
+
+backends: Any = torch.backends  # torch does not declare what its modules hold
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,9 @@ def check_block_replay(trial: Trial) -> CheckNumbers:
                 apart = stage.state(call, inputs) - stage.state(call.with_state(states[block.path]), inputs)
                 found[block.name].append(float(apart.norm() / stage.state(call, inputs).norm()))
         of_head.append(_relative_distance(trial.compute_scores(model, inputs), scores))
-    states = _require(found, CLOSE, "replayed states differ from the library's own forward")
+    replayed = _require(found, CLOSE, "replayed states differ from the library's own forward")
     what = "every state is the library's own, and yet the scores differ: the facts do not describe the head"
-    return {**states, **_require({"scores": of_head}, CLOSE, what)}
+    return {**replayed, **_require({"scores": of_head}, CLOSE, what)}
 
 
 @torch.no_grad()

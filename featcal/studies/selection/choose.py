@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from featcal.calibration.calibrate import config_for
+from featcal.calibration.calibrate import CalibrationResult, config_for
 from featcal.calibration.config import resolve_options
 from featcal.family.opening import Family
 from featcal.session.session import Session, ensure_session
@@ -65,10 +65,7 @@ def select(
         NumericalError: no candidate could be scored.
 
     >>> import featcal
-    >>> chosen = featcal.select(featcal.load_suite("lm-mini"), featcal.CalibrationConfig(samples=4))
-    >>> print(chosen.notes[0].partition(": ")[2])
-    too few to tell; the default is kept
-    >>> chosen.config.recipe
+    >>> featcal.select(featcal.load_suite("lm-mini"), featcal.CalibrationConfig(samples=4)).config.recipe
     'informed'
     """
     session = ensure_session(suite, device)
@@ -79,30 +76,45 @@ def select(
     assert default is not None
     drawn = draw_unlabelled_samples(session, asked)
     samples = {task: len(one) for task, one in drawn.items()}
-    few = [f"'{task}' ({count})" for task, count in samples.items() if count < FEWEST]
-    if few:
-        note = f"fewer than {FEWEST} calibration samples of {', '.join(few)}: too few to tell; the default is kept"
+    if note := _note_too_few(samples):
         return Selection(family, default, merge, default, (), None, {}, samples, (note,), 0.0, None, merge)
     contest = SelectionProblem(session, asked, drawn, plan, criterion_of(family, drawn))
     cells = Cells(folder_of(contest))
     tried = _score_all(contest, cells, progress) if minutes is None else _score_best(contest, cells, minutes, progress)
     candidates = _rank(contest, cells, tried)
     chosen = _choose(candidates, contest.names[0])
-    started = time.perf_counter()
-    calibrated = None
-    if chosen.config is not None:
-        calibrated = session.fit.calibrate(session.resolve(chosen.config, chosen.start), progress)
-    seconds = sum(one.seconds for one in candidates) + time.perf_counter() - started
-    notes = contest.criterion.note, _ANSWERS if session.is_text else "", _note_untried(len(plan) - len(tried), minutes)
+    calibrated, took = _calibrate(session, chosen, progress)
+    seconds = sum(one.seconds for one in candidates) + took
+    notes = _write_notes(contest, len(plan) - len(tried), minutes)
     chose = chosen.start, chosen.config, tuple(candidates), chosen.margin
-    kept = tuple(filter(None, notes))
-    return Selection(family, default, *chose, contest.positions, samples, kept, seconds, calibrated, merge)
+    return Selection(family, default, *chose, contest.positions, samples, notes, seconds, calibrated, merge)
 
 
 _ANSWERS = (
     "answers of the calibration samples are tokens that the models read, as in every calibration; held-out samples are "
     "answered by the experts, and no given answer is compared with"
 )
+
+
+def _calibrate(session: Session, chosen: Candidate, progress: Progress) -> tuple[CalibrationResult | None, float]:
+    """Return the chosen calibration, None if the choice is a merge, and the seconds that it took."""
+    started, calibrated = time.perf_counter(), None
+    if chosen.config is not None:
+        calibrated = session.fit.calibrate(session.resolve(chosen.config, chosen.start), progress)
+    return calibrated, time.perf_counter() - started
+
+
+def _write_notes(contest: SelectionProblem, untried: int, minutes: float | None) -> tuple[str, ...]:
+    """Return what a reader of the choice has to know of its criterion, samples and time."""
+    answers = _ANSWERS if contest.session.is_text else ""
+    return tuple(filter(None, (contest.criterion.note, answers, _note_untried(untried, minutes))))
+
+
+def _note_too_few(samples: Mapping[str, int]) -> str:
+    """Return a note on the tasks with fewer than `FEWEST` samples; empty if there are none."""
+    few = [f"'{task}' ({count})" for task, count in samples.items() if count < FEWEST]
+    what = f"fewer than {FEWEST} calibration samples of {', '.join(few)}: too few to tell; the default is kept"
+    return what if few else ""
 
 
 def _note_untried(count: int, minutes: float | None) -> str:
