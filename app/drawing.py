@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
@@ -30,7 +30,7 @@ def draw_figure(
     config: Mapping[str, Any],
     place: DeltaGenerator | None = None,
     on_select: Callable[[str], None] | None = None,
-    selection: Sequence[str] = ("points",),
+    selection: Sequence[Literal["points", "box", "lasso"]] = ("points",),
 ) -> DeltaGenerator:
     """Draw a figure and return its place.
 

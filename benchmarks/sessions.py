@@ -8,7 +8,6 @@ or when equal options gave different numbers. Prints JSON.
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import math
 import random
@@ -282,11 +281,8 @@ def value_of(kind: str, widget: Any) -> Any:
 
 
 def heights(trace: Mapping[str, Any]) -> list[float]:
-    """The numbers of a trace, row by row those of a heat map, of a chart with names on its y-axis those along x; plotly
-    may have packed them."""
+    """The numbers of a trace, row by row those of a heat map, of a chart with names on its y-axis those along x."""
     for values in (trace.get(axis) for axis in "zyx"):
-        if isinstance(values, dict):
-            return [float(one) for one in np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])]
         flat = [one for row in values or () for one in (row if isinstance(row, list) else [row])]
         if flat and not any(isinstance(one, str) for one in flat):
             return [math.nan if one is None else float(one) for one in flat]

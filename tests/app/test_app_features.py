@@ -44,9 +44,7 @@ def clouds(app: AppTest, place: int = 0) -> dict[str, Any]:
 
 
 def numbers(values: Any) -> np.ndarray:
-    """What plotly wrote of an array."""
-    if isinstance(values, dict):
-        return np.frombuffer(base64.b64decode(values["bdata"]), dtype=values["dtype"])
+    """The array that a list was written from."""
     return np.asarray(values)
 
 

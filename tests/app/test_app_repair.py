@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -58,15 +56,9 @@ def said(app: Any, words: str) -> list[str]:
 
 def trace(app: Any, name: str) -> Any:
     """Return the trace of that name in the first chart; None where it has none."""
-
-    def read(values: Any) -> list[Any]:
-        if isinstance(values, list):
-            return values
-        return list(np.frombuffer(base64.b64decode(values["bdata"]), dtype=values["dtype"]))
-
     drawn = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
     found = next((one for one in drawn if one["name"] == name), None)
-    return found and {axis: read(found[axis]) for axis in ("x", "y")}
+    return found and {axis: found[axis] for axis in ("x", "y")}
 
 
 @pytest.mark.slow

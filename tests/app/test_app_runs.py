@@ -195,7 +195,7 @@ def test_clicks_choose_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
     for points in ([{"customdata": "a" * 16}], [{"x": 1.0}], [], [{"customdata": "expert"}], [{"customdata": "tsv-m"}]):
         selected = SimpleNamespace(selection=SimpleNamespace(points=points))
         monkeypatch.setattr(st, "session_state", {"sweep-chart": selected})
-        sweep._choose()
+        sweep._choose("sweep-chart")
     assert chosen == ["a" * 16]
     assert selections == [{"beside": "tsv-m"}]  # a method of the table
     selections.clear()
