@@ -90,7 +90,7 @@ def config_for(family: Family, **asked: Any) -> CalibrationConfig:
     return resolve_recipe(family.adapter, family.suite.tasks, options_without_base(family.suite) | recommended | given)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CalibrationResult(Drawable):
     """A calibrated model and the record of its calibration.
 

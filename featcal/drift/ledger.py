@@ -209,8 +209,8 @@ class Features:
         return float(torch.stack([task.cosine.mean() for task in self.tasks.values()]).mean())
 
 
-@dataclass(frozen=True)
-class DriftLedger(Features, Drawable):
+@dataclass(frozen=True, repr=False)
+class DriftLedger(Drawable, Features):
     """The drift of one model from every expert of its suite, split layer by layer.
 
     >>> import featcal

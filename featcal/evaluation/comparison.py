@@ -106,7 +106,7 @@ class Difference:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(Drawable):
     """Differences of two models of a suite on the same samples of every task.
 

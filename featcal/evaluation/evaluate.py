@@ -83,7 +83,7 @@ class TaskScore:
         return torch.tensor([answer.strip() == label.strip() for answer, label in pairs], dtype=torch.bool)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scores(Drawable):
     """Scores of one model on every task of a suite.
 

@@ -1,4 +1,4 @@
-"""Show results in notebooks: a small table each, and one of the app's charts if plotly is installed."""
+"""Show results: a small table in consoles, and in notebooks with one of the app's charts if plotly is installed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from featcal.system.extras import is_installed, require_packages
 
 if TYPE_CHECKING:  # plotly is an extra
     import plotly.graph_objects as go
+
+
+def to_text(result: Drawable) -> str:
+    """Return a heading and the table as lines for a console."""
+    return f"{describe_result(result)}\n{tabulate(result).to_string(index=False)}"
 
 
 def to_html(result: Drawable) -> str:

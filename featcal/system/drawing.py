@@ -1,4 +1,4 @@
-"""Let results draw themselves: in a notebook by themselves, elsewhere by `plot()`."""
+"""Let results draw themselves: in a notebook and in a console by themselves, elsewhere by `plot()`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ this room: measuring imports no chart code until a result is drawn."""
 
 
 class Drawable:
-    """A result that a notebook shows as a small table, with its picture above where plotly is installed."""
+    """A result that is printed as a small table; a notebook shows its picture above, if plotly is installed."""
+
+    def __repr__(self) -> str:
+        return str(_views().to_text(self))
 
     def _ipython_display_(self) -> None:
         _views().show_in_notebook(self)

@@ -108,6 +108,15 @@ def test_a_result_is_shown_with_its_picture_and_without_plotly_as_its_table_alon
     assert cells(alone) == cells(whole)
 
 
+@pytest.mark.parametrize("name", ["ledger", "calibrated", "scores", "comparison", "selection"])
+def test_a_console_prints_the_table_and_no_tensors(name: str, request: pytest.FixtureRequest) -> None:
+    result = request.getfixturevalue(name)
+    heading, header, *rows = repr(result).splitlines()
+    assert heading in unescape(result._repr_html_())
+    assert [row.split() for row in rows] == [" ".join(row).split() for row in cells(result._repr_html_())]
+    assert "tensor" not in header
+
+
 def test_the_table_of_a_ledger_has_its_final_drift(ledger: DriftLedger) -> None:
     *tasks, mean = cells(ledger._repr_html_())
     assert [row[0] for row in tasks] == list(ledger.tasks)

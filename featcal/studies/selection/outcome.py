@@ -71,7 +71,7 @@ class SelectionVerdict:
         return f"no start is better than its repair: the best one, {start}, is below {repair} {by}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Selection(Drawable):
     """A choice, with its evidence.
 
