@@ -176,4 +176,4 @@ def layer_axis(figure: go.Figure, layers: Sequence[str]) -> None:
         .replace("embeddings", "emb")
         for layer in layers
     ]
-    figure.update_xaxes(title="layer, in forward order", tickvals=list(layers), ticktext=names)
+    figure.update_xaxes(title="layer, in forward order", tickvals=list(layers), ticktext=names, showgrid=False)

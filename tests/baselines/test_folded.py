@@ -143,7 +143,7 @@ def test_heads_go_where_the_model_goes(tiny: Family, tmp_path: Path) -> None:
     gone.unlink()
     with pytest.raises(InputError, match=r"signs\.safetensors cannot be read"):
         evaluate(tiny, str(tmp_path / "again"))
-    with pytest.raises(InputError, match=r"without 'heads/signs\.safetensors', which its featcal\.json names"):
+    with pytest.raises(InputError, match=r"'heads/signs\.safetensors' is missing, which its featcal\.json names"):
         rewrite(tmp_path / "again", tmp_path / "third")
     assert not (tmp_path / "third").exists()
     assert with_heads(tiny, tiny.merged, tiny.origin) is tiny.merged
