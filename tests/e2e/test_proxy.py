@@ -94,6 +94,8 @@ def test_every_page_and_the_download_of_a_checkpoint_go_through_a_proxy(
         assert visitor.model is not None
         assert visitor.model.rho == 2.1
         visitor.click("Write the checkpoint")
+        # Leaving the page would end what is still being written.
+        page.get_by_test_id("stAlertContentSuccess").last.wait_for()
         for name in browser.PAGES:
             visitor.go(name)
             assert visitor.place == name
