@@ -20,7 +20,7 @@ from featcal.formats.peft import task_type
 from featcal.formats.sentences import MODULES_FILE, SentenceText
 from featcal.formats.tokenizers import has_chat_template
 from featcal.models.families.encoder_facts import EncoderFacts
-from featcal.models.families.registry import facts_of
+from featcal.models.families.registry import find_row
 from featcal.models.families.vision_language_facts import VisionLanguageFacts
 from featcal.suite.methods import is_merger
 from featcal.system.errors import InputError
@@ -123,7 +123,7 @@ def _reads(base: str, experts: Iterable[str]) -> Reads:
         if (folder / MODULES_FILE).is_file():
             return "likeness"
         kind = read_json(folder / "config.json").get("model_type")
-        row = facts_of(kind)
+        row = find_row(kind)
         if isinstance(row, EncoderFacts):
             return "classes" if row.modality == "text" else "answers"
         if row is not None and not isinstance(row, VisionLanguageFacts) and all(map(_classifies, experts)):

@@ -86,18 +86,6 @@ def test_options_set_by_a_button_hold_on_every_page(tiny_suite_file: Path) -> No
     walk(app, ("calibrate", "drift", "calibrate", "accuracy"), "λ 0.05 · ρ 2 · α 0.3 · n 64")
 
 
-def test_links_from_before_show_the_same_two_models(tiny_suite_file: Path) -> None:
-    for a, b, merge in (
-        ("calibrated", "calibrated", "merged"),
-        ("ties", "calibrated", "ties"),
-        ("calibrated", "ties", "ties"),
-    ):
-        app = opened(tiny_suite_file, "cosines", merge=a, beside=b, n="8", samples="8")
-        assert healthy(app)
-        assert charts(app) == 4
-        assert (control(app, "merge").value, control(app, "beside").value) == (merge, "calibrated")
-
-
 def test_the_tour_keeps_the_calibrated_model(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file)
     for page in ("calibrate", "features", "cosines", "accuracy", "drift"):

@@ -790,7 +790,7 @@ def test_the_jobs_page_lists_cancels_and_removes(tiny_suite_file: Path, slow: Qu
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_another_merge_is_calibrated_by_a_job(tiny_suite_file: Path, tiny: Family, slow: Queue) -> None:
-    app = opened(tiny_suite_file, "drift", b="calibrated:samples=8@ties", n="8")
+    app = opened(tiny_suite_file, "drift", beside="calibrated:samples=8@ties", n="8")
     assert charts(app) == 0
     button(app, "Start").click().run()
     (job,) = slow.jobs()
@@ -805,7 +805,7 @@ def test_another_merge_is_calibrated_by_a_job(tiny_suite_file: Path, tiny: Famil
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_scores_that_are_there_stay_where_another_job_was_cancelled(tiny_suite_file: Path, slow: Queue) -> None:
-    app = opened(tiny_suite_file, "accuracy", b="ties")
+    app = opened(tiny_suite_file, "accuracy", beside="ties")
     while starts := [one for one in app.button if one.label == "Start"]:
         starts[0].click().run()
     for job in slow.jobs():

@@ -113,7 +113,7 @@ def test_nothing_applies_on_a_machine_of_ones_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", rows(PAGES, quick=["calibrate"], slow=PAGES))
 def test_every_page_works_inside_and_says_no_place(root: Path, page: str) -> None:
-    app = opened("tiny/suite.yaml", page, b="calibrated", rho="1.5")
+    app = opened("tiny/suite.yaml", page, beside="calibrated", rho="1.5")
     assert healthy(app)
     assert page in ("models", "runs") or charts(app)  # which have tables
     said = read(app)
@@ -223,7 +223,7 @@ def test_nothing_is_taken_from_the_hub_or_its_cache(root: Path, hub: str) -> Non
 
 
 @pytest.mark.parametrize("named", ["../secret/base", "{outside}/experts/" + TASKS[0], "/etc", "calibrated@/etc"])
-@pytest.mark.parametrize("field", ["a", pytest.param("b", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("field", ["merge", pytest.param("beside", marks=pytest.mark.slow)])
 def test_a_model_elsewhere_is_refused(root: Path, field: str, named: str) -> None:
     outside = root.parent / "secret"
     app = opened("tiny/suite.yaml", "drift", **{field: named.format(outside=outside)})
@@ -235,7 +235,7 @@ def test_a_model_elsewhere_is_refused(root: Path, field: str, named: str) -> Non
 
 @pytest.mark.slow
 def test_a_model_inside_is_measured(root: Path) -> None:
-    app = opened("tiny/suite.yaml", "drift", b=f"tiny/experts/{TASKS[0]}")
+    app = opened("tiny/suite.yaml", "drift", merge=f"tiny/experts/{TASKS[0]}")
     assert healthy(app)
     assert charts(app)
 
@@ -546,7 +546,7 @@ def test_a_report_says_no_place(root: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(st, "download_button", noted)
     monkeypatch.setattr("streamlit.delta_generator.DeltaGenerator.download_button", lambda _, *a, **k: noted(*a, **k))
-    app = opened("tiny/suite.yaml", "report", b=f"tiny/experts/{TASKS[0]}")
+    app = opened("tiny/suite.yaml", "report", beside=f"tiny/experts/{TASKS[0]}")
     button(app, "Write a report").click().run()
     assert healthy(app)
     assert len(offered) == 1
@@ -677,9 +677,9 @@ def test_the_browser_opens_once_the_app_answers_and_there_is_a_screen(monkeypatc
     monkeypatch.setattr(launch, "ATTEMPTS", 1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        launch._open_browser("127.0.0.1", port)
-    launch._open_browser("127.0.0.1", port)  # nobody answers any more
-    assert addresses == [f"http://127.0.0.1:{port}"]
+        launch._open_browser("127.0.0.1", port, "/merges")
+    launch._open_browser("127.0.0.1", port, "/merges")  # nobody answers any more
+    assert addresses == [f"http://127.0.0.1:{port}/merges"]
     monkeypatch.setattr(launch.sys, "platform", "linux")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)

@@ -71,7 +71,7 @@ def architecture_for(config: Mapping[str, Any], label: str, classifies: bool = F
         module, name = _HOMES[kind]
         adapter: type[Adapter] = getattr(import_module(module), name)
         return adapter
-    row = facts_of(kind)
+    row = find_row(kind)
     if row is not None:
         return _require_adapter(_classifying(row, label) if classifies else row, label)
     if kind is not None:
@@ -89,7 +89,7 @@ def architecture_for(config: Mapping[str, Any], label: str, classifies: bool = F
     )
 
 
-def facts_of(kind: object) -> DecoderFacts | EncoderFacts | None:
+def find_row(kind: object) -> DecoderFacts | EncoderFacts | None:
     """Return the row of facts of a `model_type`; None without one.
 
     It is featcal's own, one registered in this process, or one that an installed package brings by an entry point of
