@@ -13,7 +13,6 @@ import torch
 from app_pages import (
     PAGES,
     button,
-    charts,
     control,
     controls,
     export_command,
