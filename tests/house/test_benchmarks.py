@@ -262,7 +262,7 @@ def test_what_more_processes_change() -> None:
 
 def test_visitors_of_the_load_test_have_options_of_their_own() -> None:
     everyone = load.visitors(60)
-    assert len({who.query.partition("b=calibrated")[2] for who in everyone}) == 60
+    assert len({who.query.partition("beside=calibrated")[2] for who in everyone}) == 60
     assert {who.query.split("&")[0] for who in everyone} == {f"suite={name}" for name in load.SUITES}
     with pytest.raises(ValueError, match="for 60 visitors, not for 61"):
         load.visitors(61)

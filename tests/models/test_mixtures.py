@@ -451,7 +451,7 @@ def test_parts_of_a_task_are_merged() -> None:
     task.count(one, CONFIG, slice(0, 25))
     task.count(other, CONFIG, slice(25, None))
     assert other.current.counted == 0
-    one.merge(other)
+    one.merge_part(other.current)
     task.count(whole, CONFIG)
     assert one.current.mass == pytest.approx(whole.current.mass)
     found = []
