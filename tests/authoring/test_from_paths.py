@@ -139,7 +139,7 @@ def test_init_overwrites_nothing(run: Run, t5: Path) -> None:
     Path("mine.yaml").write_text("mine")
     code, _, err = run("suite", "init", *options(TEXT, "{}.jsonl.gz"), "--out", "mine.yaml")
     assert code == 1
-    assert "mine.yaml is there already" in err
+    assert "mine.yaml already exists" in err
     assert Path("mine.yaml").read_text() == "mine"
 
 
@@ -194,7 +194,7 @@ def test_diagnose_pictures(run: Run, clip: Path) -> None:
         assert own["tasks"][task]["layers"][-1]["relative_drift"] > 0.1
     code, _, err = run(*asked)
     assert code == 1
-    assert "found.html is there already" in err
+    assert "found.html already exists" in err
 
 
 @pytest.mark.slow
