@@ -133,8 +133,8 @@ def _require_known(given: Mapping[str, Any], kind: type[Method]) -> None:
         names, near = ", ".join(f"'{shorten(name, 60)}'" for name in foreign), did_you_mean(foreign[0], known)
         also = f" ({kind.about.note})" if kind.about.note else ""
         takes = f"which takes {', '.join(known)}"
-        verb = "is not an option" if len(foreign) == 1 else "are not options"
-        raise InputError(f"{names} {verb} of {kind.kind}, {takes}; remove it{also}{near and f'.{near}'}")
+        verb, them = ("is not an option", "it") if len(foreign) == 1 else ("are not options", "them")
+        raise InputError(f"{names} {verb} of {kind.kind}, {takes}; remove {them}{also}{near and f'.{near}'}")
 
 
 def _content_of(kind: type[Method]) -> type[Strict]:

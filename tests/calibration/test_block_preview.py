@@ -150,7 +150,7 @@ def test_an_encoder_decoder_has_previews_too(layer: str, config: CalibrationConf
 def test_what_it_cannot_tell_is_refused(own: Session) -> None:
     preview = own.fit.preview(CONFIG, "block 1", FEW)
     for other in (replace(CONFIG, samples=8), replace(CONFIG, layernorms=False), replace(CONFIG, seed=1)):
-        with pytest.raises(InputError, match="other lam, rho, alpha, biases than its exact run"):
+        with pytest.raises(InputError, match="differ from its exact run in lam, rho, alpha, biases alone"):
             preview.solve(other)
     with pytest.raises(InputError, match="other lam, rho, alpha, beta, biases than its exact run"):
         own.fit.preview(replace(INFORMED, mu=0.0), "block 1", FEW).solve(INFORMED)

@@ -344,7 +344,7 @@ def test_what_does_not_fit_the_dtype_is_an_error() -> None:
         ({"method": "ties-per-tensor", "density": 0}, r"density is 0; it lies in \(0, 1\]"),
         ({"method": "ties-per-tensor", "density": {"a": 1.5}}, r"density is 1.5; it lies in \(0, 1\]"),
         ({"method": "linear", "weights": {"a": 1, "b": -1}}, "sum to 0"),
-        ({"method": "ties", "weights": {"a": 1}, "normalize": True}, "is not an option of ties.*it is ties-per-tensor"),
+        ({"method": "ties", "weights": {"a": 1}, "normalize": True}, "are not options of ties.*it is ties-per-tensor"),
         ({"method": "ties", "drop": 0.5}, "'drop' is not an option of ties"),
         (
             {"method": "dare", "density": 0.5},

@@ -369,7 +369,7 @@ def test_an_order_is_told_by_the_files_of_every_model_that_it_names(
     assert order(kind, str(own_suite_file), args(str(folder))).key == asked.key
     weights.write_bytes(b"two")
     assert order(kind, str(own_suite_file), args(str(folder))).key != asked.key
-    with pytest.raises(InputError, match="while this ran, the suite, a file that it reads or featcal itself"):
+    with pytest.raises(InputError, match="while this ran, the suite, a file that it reads, or featcal itself"):
         require_current(asked, "while this ran")
 
 
