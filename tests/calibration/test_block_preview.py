@@ -152,7 +152,7 @@ def test_what_it_cannot_tell_is_refused(own: Session) -> None:
     for other in (replace(CONFIG, samples=8), replace(CONFIG, layernorms=False), replace(CONFIG, seed=1)):
         with pytest.raises(InputError, match="differ from its exact run in lam, rho, alpha, biases alone"):
             preview.solve(other)
-    with pytest.raises(InputError, match="other lam, rho, alpha, beta, biases than its exact run"):
+    with pytest.raises(InputError, match="differ from its exact run in lam, rho, alpha, beta, biases alone"):
         own.fit.preview(replace(INFORMED, mu=0.0), "block 1", FEW).solve(INFORMED)
     with pytest.raises(InputError, match=r"no block 'blok 1', only .* Did you mean 'block 1'"):
         own.fit.preview(CONFIG, "blok 1", FEW)
