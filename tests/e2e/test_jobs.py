@@ -86,7 +86,7 @@ def test_a_job_survives_a_reload_and_its_server(opened: Open, server: Server) ->
     page.close()
     server.end()
     page = opened(path)
-    expect(page.locator(browser.CHART)).to_have_count(3, timeout=PATIENCE)
+    expect(page.locator(browser.CHART)).to_have_count(2, timeout=PATIENCE)
     expect(page.get_by_role("button", name="Start")).to_have_count(0)
 
 
