@@ -90,10 +90,10 @@ class Merger(Method):
 class MatrixMerger(Merger):
     """A merger that works on whole task matrices of all experts at once, and averages all other tensors.
 
-    Needs memory for one matrix of every expert in float64, and for its decomposition: more than for one block of each
-        model, if a matrix is a third of a block. For eight B/32 experts Iso-C takes 0.24 GB, TSV-M 0.5,
-    Iso-CTS 0.6, ACE and WUDI's optimum 0.7; a block of each model and the base is 0.25 GB in float32. The need does not
-    grow with the number of blocks.
+    It needs memory for one matrix of every expert in float64, and for its decomposition: more than for one block of
+    each model, if a matrix is a third of a block. For eight B/32 experts Iso-C takes 0.24 GB, TSV-M 0.5, Iso-CTS 0.6,
+    ACE and WUDI's optimum 0.7; a block of each model and the base is 0.25 GB in float32. The need does not grow with
+    the number of blocks.
 
     >>> import featcal, torch
     >>> from dataclasses import dataclass
