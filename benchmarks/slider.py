@@ -75,8 +75,9 @@ def spread(name: str, seconds: list[float]) -> dict[str, object]:
 
 
 def ready(page: Page) -> None:
-    """Wait until the page has done what it does once it stands complete."""
-    page.wait_for_selector("text=the data on top of it", state="attached", timeout=300_000)
+    """Wait until the page has done what it does once it is complete: the browser asks for the next preview's inputs."""
+    pages.settle(page)
+    page.wait_for_timeout(1_500)
     pages.settle(page)
 
 
