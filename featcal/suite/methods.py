@@ -20,6 +20,7 @@ from typing import ClassVar, TypeVar
 
 from featcal.suite.options import MethodOptions
 from featcal.system.errors import InputError
+from featcal.system.extras import load_entry_point
 from featcal.system.formatting import did_you_mean
 
 SAMPLES, LABELS, TEST_DATA, TRAINING, MODULES, TASK = NEEDS = (
@@ -199,13 +200,7 @@ def baseline_names() -> tuple[str, ...]:
 
 
 def _load(name: str, brought: EntryPoint) -> None:
-    whose = f"method '{name}' of the package {brought.dist.name if brought.dist else brought.value}"
-    try:
-        brought.load()
-    except Exception as error:  # code of others, which may fail in any way
-        raise InputError(
-            f"{whose} cannot be imported ({type(error).__name__}: {error}); repair or remove it"
-        ) from error
+    whose, _ = load_entry_point(brought, "method")
     if name not in _REGISTERED:
         raise InputError(f"{whose}: {brought.value} registers no method '{name}'")
 

@@ -1,10 +1,12 @@
-"""Name the extra that installs each optional package, and the message when one is missing."""
+"""Name the extra that installs each optional package, and load what other packages bring."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
+from typing import Any
 
 from featcal.system.errors import InputError
 
@@ -68,3 +70,21 @@ def install_command(package: str) -> str:
     'pip install "featcal[report]"'
     """
     return f'pip install "featcal[{EXTRAS[package]}]"'
+
+
+def load_entry_point(brought: EntryPoint, kind: str) -> tuple[str, Any]:
+    """Load the object that an installed package brings, and return it after the words that name it in messages.
+
+    Args:
+        kind: what the package brings, such as "method".
+
+    Raises:
+        InputError: the package cannot be imported.
+    """
+    whose = f"{kind} '{brought.name}' of the package {brought.dist.name if brought.dist else brought.value}"
+    try:
+        return whose, brought.load()
+    except Exception as error:  # code of others, which may fail in any way
+        raise InputError(
+            f"{whose} cannot be imported ({type(error).__name__}: {error}); repair or remove it"
+        ) from error

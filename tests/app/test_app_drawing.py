@@ -17,7 +17,7 @@ ROWS = pd.DataFrame({"x": [1.5, 2.5], "y": [3, 4]})
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[go.Figure, dict[str, Any]]]:
-    """What is handed to streamlit."""
+    """Return the figure and the options that streamlit gets."""
     found: list[tuple[go.Figure, dict[str, Any]]] = []
     monkeypatch.setattr(drawing.st, "plotly_chart", lambda figure, **options: found.append((figure, options)))
     return found

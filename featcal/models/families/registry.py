@@ -15,6 +15,7 @@ from featcal.models.families.decoder_facts import FACTS, DecoderFacts, with_clas
 from featcal.models.families.encoder_facts import ENCODERS, EncoderFacts
 from featcal.models.families.vision_language_facts import VISION_LANGUAGE, VisionLanguageFacts
 from featcal.system.errors import InputError
+from featcal.system.extras import load_entry_point
 
 GROUP = "featcal.architectures"
 """Group of the entry points by which packages add rows of facts, each named by its `model_type`."""
@@ -104,11 +105,7 @@ def find_row(kind: object) -> DecoderFacts | EncoderFacts | None:
 
 
 def _load(brought: EntryPoint) -> None:
-    whose = f"architecture '{brought.name}' of the package {brought.dist.name if brought.dist else brought.value}"
-    try:
-        facts = brought.load()
-    except Exception as error:  # code of others, which may fail in any way
-        raise InputError(f"{whose} cannot be imported ({type(error).__name__}: {error}); mend or remove it") from error
+    whose, facts = load_entry_point(brought, "architecture")
     if not isinstance(facts, DecoderFacts | EncoderFacts) or facts.model_type != brought.name:
         raise InputError(
             f"{whose}: {brought.value} is no DecoderFacts or EncoderFacts with model_type '{brought.name}'"
