@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ class FeatureDrift:
     expert_norm: Float[Tensor, " n"]
     """Norm of the expert's features, ||h_expert||."""
 
-    @property
+    @cached_property
     def relative_drift(self) -> float:
         """Return the mean drift over the mean norm of the expert feature."""
         return float(self.drift.mean() / self.expert_norm.mean())

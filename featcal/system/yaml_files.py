@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +35,21 @@ def read_yaml(file: Path) -> Any:
 
 def parse_yaml(text: str, label: str) -> Any:
     """Return the content of a YAML text, with the errors of `read_yaml`; `label` names it in them."""
-    loader = None
     try:
-        loader = _UniqueKeyLoader(text)
-        return loader.get_single_data()
+        return deepcopy(_parse(text))
     except yaml.YAMLError as error:
         raise InputError(f"{label}: {_yaml_problem(error)}") from None  # the cause quotes a line
     except (ValueError, LookupError, AttributeError):  # PyYAML's own, from values that a tag calls something else
         raise InputError(f"{label}: not valid YAML: a value does not have the type of its tag or form") from None
+
+
+@lru_cache(maxsize=16)  # the app reads its suite file for every page
+def _parse(text: str) -> Any:
+    loader = _UniqueKeyLoader(text)
+    try:
+        return loader.get_single_data()
     finally:
-        if loader is not None:
-            loader.dispose()
+        loader.dispose()
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
