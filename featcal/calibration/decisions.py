@@ -143,16 +143,15 @@ def measure_margin_gradients(
     found: dict[str, list[Tensor]] = {}
     places = {index: place for place, index in enumerate(sorted(one.indices))}  # in the draw, whatever the batches
     for batch, some in batch_for_gradients(adapter, samples_of(one)):
-        with torch.enable_grad(), _shift_outputs(adapter, len(some)) as shifts:
+        with torch.enable_grad(), _sum_gradients(adapter, len(some)) as (sums, starts):
             scores = _score(run, one, head, tensors, batch)
             best, second = scores.topk(2, dim=1).indices.unbind(1)
             turns = [places[one.indices[sample.number]] for sample in some]
             rivals = second if head is not None else _choose_rivals(best, second, answers, turns)
             margins = scores.gather(1, best[:, None]) - scores.gather(1, rivals[:, None])
-            gradients = torch.autograd.grad(margins.sum(), [*shifts.values()], allow_unused=True)
-        for name, gradient in zip(shifts, gradients, strict=True):
-            if gradient is not None:
-                found.setdefault(name, []).append(cast(gradient[:, 0], sum_dtype(gradient.dtype)))
+            torch.autograd.grad(margins.sum(), starts, allow_unused=True)
+        for name, gradient in sums.items():
+            found.setdefault(name, []).append(cast(gradient, sum_dtype(gradient.dtype)))
     rows = {name: torch.cat(parts) for name, parts in found.items()}
     if not all(all_finite(own) for own in rows.values()):
         raise NumericalError(f"decisions: the gradient of the margins of expert '{one.task}' is not finite")
@@ -173,27 +172,32 @@ def _choose_rivals(best: Tensor, second: Tensor, answers: Sequence[int], turns: 
 
 
 @contextmanager
-def _shift_outputs(adapter: Adapter, samples: int) -> Iterator[dict[str, Tensor]]:
-    """Add a zero shift per sample to the output of every linear map, so that gradients by it can be taken; collect
-    the shifts `[n, 1, m]` of maps that run inside the `with`, by the name of the map in files.
-    """
-    shifts: dict[str, Tensor] = {}
+def _sum_gradients(adapter: Adapter, samples: int) -> Iterator[tuple[dict[str, Tensor], list[Tensor]]]:
+    """Let a backward pass sum the gradients by the output of every linear map that runs inside the `with` over the
+    tokens of a sample.
 
-    def shift(name: str) -> Any:
-        def hook(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+    Yields the sums `[n, m]` by the name of the map in files, filled while the gradient passes, and the outputs from
+    which the gradient has to be asked for: those of maps that no other map comes before.
+    """
+    sums: dict[str, Tensor] = {}
+    starts: list[Tensor] = []
+
+    def watch(name: str) -> Any:
+        def hook(_: nn.Module, __: Any, output: Tensor) -> None:
             if output.ndim != 3 or len(output) != samples:
                 raise InputError(
                     f"decisions: {name} returns {list(output.shape)} of {samples} samples, not [samples, tokens, "
                     "width]; set decisions to 0"
                 )
-            shifts[name] = output.new_zeros(samples, 1, output.shape[-1]).requires_grad_()
-            return output + shifts[name]
+            if not output.requires_grad:
+                starts.append(output.requires_grad_())
+            output.register_hook(lambda gradient: sums.update({name: gradient.sum(1)}))
 
         return hook
 
-    handles = [linear.register_forward_hook(shift(name)) for name, linear in name_maps(adapter).items()]
+    handles = [linear.register_forward_hook(watch(name)) for name, linear in name_maps(adapter).items()]
     try:
-        yield shifts
+        yield sums, starts
     finally:
         for handle in handles:
             handle.remove()

@@ -26,7 +26,7 @@ from featcal.system.errors import InputError
 from featcal.system.fingerprints import json_digest
 from featcal.system.formatting import shorten
 from featcal.system.resources import cache_folder
-from featcal.system.versions import TELLING, versions
+from featcal.system.versions import TELLING, extension_versions, versions
 
 if TYPE_CHECKING:  # a list of runs needs no torch
     from featcal.formats.model_files import Commit
@@ -116,7 +116,8 @@ class HistoryEntry:
     options: Mapping[str, Any]
     """Options of the calibration; empty for a model that is not calibrated."""
     made_by: Mapping[str, str]
-    """Versions of featcal, torch and transformers, and the kind of device."""
+    """Versions of featcal, torch, transformers and the packages that bring methods or architectures, and the kind of
+    device."""
     time: str
     """Time of the first record: UTC, ISO 8601."""
     measured: tuple[RunMeasurement, ...] = ()
@@ -364,7 +365,7 @@ def _digest(path: str, *stamp: int) -> str:
 
 def current_maker(device: str) -> dict[str, str]:
     """Return versions and kind of device of this process; runs with other versions or devices are separate runs."""
-    return versions(TELLING) | {"device": device}
+    return {**versions(TELLING), **extension_versions(), "device": device}
 
 
 def _read_mark(file: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
+from pathlib import Path
 
 PACKAGES = (
     "featcal",
@@ -37,6 +40,30 @@ def _installed_version(package: str) -> str | None:
         return None
 
 
+@cache
+def extension_versions() -> Mapping[str, str]:
+    """Return the version of every package that brings methods or architectures (entry points of the groups
+    `featcal.*`), with 12 digits of the SHA-256 of its code, which its author changes between versions.
+    """
+    every = entry_points()
+    points = [
+        point for group in sorted(every.groups) if group.startswith("featcal.") for point in every.select(group=group)
+    ]
+    homes = {one.dist.name: (one.dist.version, one.module.partition(".")[0]) for one in points if one.dist}
+    return {name: f"{number}, {_code_digest(module)[:12]}" for name, (number, module) in sorted(homes.items())}
+
+
+def _code_digest(module: str) -> str:
+    """Return the SHA-256 of a package's or a single module's code, without importing it; that of nothing if it is not
+    there."""
+    spec, digest = find_spec(module), hashlib.sha256()
+    folders = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
+    single = [Path(spec.origin)] if spec and spec.origin and not folders else []
+    for file in single + sorted(file for folder in folders for file in folder.rglob("*.py")):
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
 def all_versions() -> dict[str, str]:
     """Return the versions of Python and of every package that can move a number."""
-    return {"python": platform.python_version(), **versions()}
+    return {"python": platform.python_version(), **versions(), **extension_versions()}

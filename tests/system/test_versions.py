@@ -1,0 +1,40 @@
+"""What an installed package brings is part of what tells one run from another."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from featcal.studies.history import current_maker
+from featcal.system.versions import all_versions, extension_versions
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of installed packages with one that brings an architecture."""
+    about = tmp_path / "bringing-1.2.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: bringing\nVersion: 1.2\n")
+    (about / "entry_points.txt").write_text("[featcal.architectures]\nnew = bringing_rows.facts:FACTS\n")
+    (tmp_path / "bringing_rows").mkdir()
+    (tmp_path / "bringing_rows" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (tmp_path / "bringing_rows" / "facts.py").write_text("FACTS = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    extension_versions.cache_clear()
+    yield tmp_path / "bringing_rows"
+    extension_versions.cache_clear()
+
+
+def test_code_of_a_package_that_brings_something_tells_runs_apart(site: Path) -> None:
+    code = b"__init__.pyraise RuntimeError('imported')\nfacts.pyFACTS = 1\n"
+    assert current_maker("cpu")["bringing"] == f"1.2, {hashlib.sha256(code).hexdigest()[:12]}"
+    assert all_versions()["bringing"] == current_maker("cpu")["bringing"]
+    before = current_maker("cpu")
+    (site / "facts.py").write_text("FACTS = 2\n")
+    extension_versions.cache_clear()  # as in the next process
+    assert {name for name, value in current_maker("cpu").items() if value != before[name]} == {"bringing"}
