@@ -58,6 +58,10 @@ ENOUGH = 1e-2
 """Share of the plain solution's residual (with I for every S_i) at which the search stops; a smaller one changes no
 score (docs/theory/recipes.md).
 """
+ANSWERED = 16
+"""Samples of a task whose answers serve as rivals of the other answers: all of them give no other ones on the embedded
+suites, for the price of as many forwards again.
+"""
 NOISE = 1e-4
 """Largest norm of U, relative to that of the median map, that counts as rounding: a shift that all keys share
 cancels in the softmax, and its remainder in float32 is below 1e-6.
@@ -103,16 +107,17 @@ def add_directions(family: Family, run: Run, passes: Mapping[str, ExpertPass]) -
 
 
 def find_answers(run: Run, passes: Mapping[str, ExpertPass], heads: Mapping[str, Head | None]) -> list[int]:
-    """Return the first tokens of all experts' answers to their own samples; none if all have heads."""
+    """Return the first tokens of all experts' answers to `ANSWERED` of their own samples; none if all have heads."""
     tokens = [_find_first_tokens(run, one) for task, one in passes.items() if heads[task] is None]
     return sorted({*torch.cat(tokens).tolist()}) if tokens else []
 
 
 @torch.no_grad()
 def _find_first_tokens(run: Run, one: ExpertPass) -> Tensor:
-    """Return the first token of an expert's answer to each of its samples, `[n]`."""
+    """Return the first token of an expert's answer to each of the first samples that were drawn, `[n]`."""
     tensors = run.compute.place(one.weights.read(run.adapter.tower))
-    return torch.cat([_score(run, one, None, tensors, batch).argmax(1) for batch, _ in batch_by_shape(samples_of(one))])
+    first = sorted(samples_of(one), key=lambda sample: one.indices[sample.number])[:ANSWERED]
+    return torch.cat([_score(run, one, None, tensors, batch).argmax(1) for batch, _ in batch_by_shape(first)])
 
 
 def _score(
