@@ -140,7 +140,7 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     if scores:
         merged, anchor, calibrated = (scores[name].average for name in models)
         st.caption(
-            f"Average {metric}, from {a} at {percent(merged)} %: the anchor alone {points(anchor - merged)} points, "
+            f"Average {metric}, from {a} at {percent(merged)}\u00a0%: the anchor alone {points(anchor - merged)} points, "
             f"the data on top of it {points(calibrated - anchor)}, both together {points(calibrated - merged)} points."
         )
     units = (
