@@ -95,7 +95,7 @@ def test_what_is_written_says_what_its_dtype_costs(own_suite_file: Path, tmp_pat
     assert healthy(app)
     share = percent(read_json(tmp_path / "mine" / "featcal.json")["storing"]["share"])
     (said,) = [one.value for one in app.caption if one.value.startswith("Note: ")]
-    assert f"rounding to bfloat16 moves the weights by {share} % of what calibration moved them" in said
+    assert f"rounding to bfloat16 moves the weights by {share}\u00a0% of what calibration moved them" in said
 
 
 def test_parts_come_from_the_address(tiny_suite_file: Path) -> None:
