@@ -17,8 +17,9 @@ if TYPE_CHECKING:  # the first page is drawn before torch is there
     from featcal.evaluation.evaluate import Scores
 
 NOISE = (
-    "Difference with its 95 % interval (bootstrap over the same samples of both models, within tasks). Grey, within "
-    "noise: the interval holds 0, or McNemar's exact test has p above 0.05. Other calibration seeds are not in it."
+    "Difference with its 95\u00a0% interval (bootstrap over the same samples of both models, within tasks). Grey, "
+    "within noise: the interval holds 0, or McNemar's exact test has p above 0.05. Other calibration seeds are not "
+    "in it."
 )
 """Help text for the difference of two models' scores."""
 UNKNOWN = "not measured"

@@ -136,7 +136,7 @@ def tasks_section(session: Session, on: EvaluationSamples) -> None:
     for task in guessing(frame, counts):
         score = frame.set_index("task").loc[task, "expert, %"]
         st.warning(
-            f"The expert of {plain(task)} is right in {score:.1f} %: as good as guessing. Is its file the "
+            f"The expert of {plain(task)} is right in {score:.1f}\u00a0%: as good as guessing. Is its file the "
             "right one, and are the classes in the order that it was trained with?",
             icon=":material/casino:",
         )

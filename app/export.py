@@ -14,7 +14,7 @@ from app import downloads, opening, state, view, zips
 from featcal.export.card_parts import NOT_MEASURED, load_card
 from featcal.export.kept_work import UNCHECKED
 from featcal.export.licences import licence_of
-from featcal.figures.names import plain
+from featcal.figures.names import join_percent, plain
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.checkpoints import Checkpoints, WrittenModel
@@ -97,7 +97,9 @@ def show_export(session: Session, model: ModelRef) -> None:
         show_notes(written)
         with st.expander("Model card, and the way to the Hub", icon=":material/description:"):
             show_card(Path(written.folder), session, model)
-        st.caption("The page Runs lists every checkpoint that was written, with its card and a download.")
+        st.caption(
+            "The page Runs and checkpoints lists every checkpoint that was written, with its card and a download."
+        )
 
 
 def _folder_name(session: Session, model: ModelRef) -> str:
@@ -149,9 +151,9 @@ def show_notes(written: WrittenModel) -> None:
     record = written.record()
     for warning in record["warnings"]:
         if warning not in record.get(UNCHECKED, ()):
-            st.error(f"Warning: {plain(warning)}.", icon=":material/warning:")
+            st.error(f"Warning: {join_percent(plain(warning))}.", icon=":material/warning:")
     for note in record["notes"]:
-        st.caption(f"Note: {plain(without_places(note))}.")
+        st.caption(f"Note: {join_percent(plain(without_places(note)))}.")
     st.code(without_places(written.loading), wrap_lines=True)
 
 

@@ -21,7 +21,7 @@ import streamlit as st
 import featcal
 from app.cards import Card
 from featcal.figures import charts, ledger_charts
-from featcal.figures.names import plain
+from featcal.figures.names import join_percent, plain
 from featcal.figures.verdict.sentences import Sentence, Verdict
 from featcal.system.atomic_files import put
 from featcal.system.resources import cache_folder, code_digest, data_path
@@ -79,7 +79,7 @@ def write_verdict_lines(verdict: Verdict) -> None:
 
 def format_line(one: Sentence, is_first: bool) -> str:
     """Return a line of the list as Markdown, with no-break spaces between numbers and signs."""
-    words = plain(one.text).replace(" %", "\u00a0%")
+    words = join_percent(plain(one.text))
     return f"- **{words}**" if is_first else f"- {words}"
 
 

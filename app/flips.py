@@ -41,7 +41,7 @@ def show_differences(found: Comparison, pair: tuple[str, str], metric: str, orig
     view.picture(
         figure, "differences", f"Difference per task: {summary}", downloads.download_name("differences", origin)
     )
-    st.caption(f"95 % intervals of {found.draws:,} bootstrap draws of the samples, seed {found.seed}.")
+    st.caption(f"95\u00a0% intervals of {found.draws:,} bootstrap draws of the samples, seed {found.seed}.")
     units = f"a is {pair[0]}, b {pair[1]}: scores, difference and interval are shares; p: McNemar's exact test"
     of_pair = replace(origin, models={name: origin.models[name] for name in pair})
     view.tools(Numbers("differences", found.to_frame(), units, of_pair, 4, "differences"), sample_charts.DIFFERENCES)

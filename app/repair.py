@@ -140,8 +140,9 @@ def anchor_only(session: Session, compared: Compared, features: Mapping[str, Fea
     if scores:
         merged, anchor, calibrated = (scores[name].average for name in models)
         st.caption(
-            f"Average {metric}, from {a} at {percent(merged)} %: the anchor alone {points(anchor - merged)} points, "
-            f"the data on top of it {points(calibrated - anchor)}, both together {points(calibrated - merged)} points."
+            f"Average {metric}, from {a} at {percent(merged)}\u00a0%: the anchor alone {points(anchor - merged)} "
+            f"points, the data on top of it {points(calibrated - anchor)}, both together "
+            f"{points(calibrated - merged)} points."
         )
     units = (
         f"final drift: norm / norm of the expert's, mean over tasks; cosine to the experts; score: {metric or 'none'}"

@@ -45,7 +45,7 @@ STEPS = (
     TourStep(
         "features",
         "One point is the final feature of one sample. Where calibration works, its points lie closer to the expert's.",
-        {"layer": "head"},
+        {"layer": None},
     ),
     TourStep(
         "accuracy",

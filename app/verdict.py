@@ -16,7 +16,7 @@ from app.downloads import Numbers
 from app.first_page import FirstPage
 from app.selection import HOME
 from featcal.figures import charts, ledger_tables, tables
-from featcal.figures.names import plain
+from featcal.figures.names import join_percent, plain
 from featcal.figures.verdict import sentences
 from featcal.figures.verdict.findings import Findings
 from featcal.figures.verdict.measure import attribution_options, examine, is_repairable
@@ -195,7 +195,7 @@ def _draw_charts(session: Session, compared: Compared, on: EvaluationSamples, ke
 
 def _draw_step(session: Session, compared: Compared, on: EvaluationSamples, verdict: Verdict) -> None:
     """Draw the last lines of a verdict, with one button for the next step and the known results of recipes."""
-    texts = {one.about: plain(one.text) for one in verdict.sentences}
+    texts = {one.about: join_percent(plain(one.text)) for one in verdict.sentences}
     label, page, icon = STEPS.get(verdict.next, ("", "", ""))
     if not label:
         st.success(texts["next"], icon=":material/check_circle:")

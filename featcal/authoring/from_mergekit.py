@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from featcal.authoring.ancestors import find_common_ancestors
 from featcal.authoring.common import Imported, model_reference, read_recipe, samples_missing, task_names
 from featcal.authoring.mergekit_schema import Configuration, MergekitModel, validate_configuration
 from featcal.suite.methods import merger_names, method
@@ -66,11 +67,18 @@ def import_mergekit(file: Path, merged: str | None) -> Imported:
     if problems:
         raise InputError(*(f"{file}: {problem}" for problem in problems))
     about = {"name": file.stem, "description": f"Imported from {file.name} (mergekit, {config.merge_method})."}
-    named = {} if base is None else {"base": base.to_reference(file.parent)}
-    experts_by_task = {name: {"expert": model.to_reference(file.parent)} for name, model in tasks.items()}
+    experts = {name: model.to_reference(file.parent) for name, model in tasks.items()}
+    named = None if base is None else base.to_reference(file.parent)
+    if named is None and (named := next(iter(find_common_ancestors([*experts.values()], asks_hub=False)), None)):
+        notes.append(f"base is {named}, as the experts' own files name it; {config.merge_method} names none")
+    experts_by_task = {name: {"expert": ref} for name, ref in experts.items()}
     no_base = f"base: the model that the experts were fine-tuned from, which {config.merge_method} does not name"
-    missing = [*([no_base] if base is None else []), *samples_missing(tasks)]
-    return Imported({**about, **named, "merged": content, "tasks": experts_by_task}, tuple(missing), tuple(notes))
+    missing = [*([no_base] if named is None else []), *samples_missing(tasks)]
+    return Imported(
+        {**about, **({} if named is None else {"base": named}), "merged": content, "tasks": experts_by_task},
+        tuple(missing),
+        tuple(notes),
+    )
 
 
 @dataclass(frozen=True)

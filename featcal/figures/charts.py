@@ -245,7 +245,7 @@ def score_dots(
     low, high = float(ends.min(axis=None)), float(ends.max(axis=None))
     wide = high - low or 1.0
     figure.add_scatter(
-        x=[high + 0.06 * wide] * len(order),
+        x=[high + 0.1 * wide] * len(order),
         y=places,
         mode="text",
         text=[f"{value:{'+' if pair else ''}.{digits}f}" for value in order["_gain"]],
@@ -255,7 +255,7 @@ def score_dots(
         cliponaxis=False,
     )
     ticks = [*range(0, 101, 20 if wide > 50 else 10)] if "%" in unit else None  # values at the end stand beyond 100
-    figure.update_xaxes(title=unit, range=[low - 0.05 * wide, high + 0.2 * wide], tickvals=ticks)
+    figure.update_xaxes(title=unit, range=[low - 0.05 * wide, high + 0.3 * wide], tickvals=ticks)
     label_task_rows(figure, order["task"], places)
     return apply_theme(figure, 110 + 28 * len(order))
 

@@ -51,6 +51,15 @@ def plain_lines(text: str) -> str:
     return "  \n".join(plain(line) for line in text.splitlines() if line.strip())
 
 
+def join_percent(text: str) -> str:
+    """Return a text whose per cent signs stay in the line of their numbers, by no-break spaces.
+
+    >>> join_percent("71 % of 2 parts")
+    '71\xa0% of 2 parts'
+    """
+    return text.replace(" %", "\u00a0%")
+
+
 def label(text: str) -> str:
     """Return a plotly label that shows exactly this text; line ends become blanks.
 

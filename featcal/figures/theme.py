@@ -133,8 +133,9 @@ def apply_theme(figure: go.Figure, height: int) -> go.Figure:
         hoverlabel={"namelength": -1},
         modebar={"bgcolor": "rgba(0,0,0,0)", "color": COLOUR["base"], "activecolor": COLOUR["calibrated"]},
     )
-    figure.update_xaxes(gridcolor=_GRID, zerolinecolor=_GRID, automargin=True)
-    figure.update_yaxes(gridcolor=_GRID, zerolinecolor=_GRID, automargin=True)
+    axis = {"gridcolor": _GRID, "zerolinecolor": _GRID, "automargin": True, "exponentformat": "power"}
+    figure.update_xaxes(axis)
+    figure.update_yaxes(axis)
     return figure
 
 
@@ -167,8 +168,13 @@ def label_task_rows(figure: go.Figure, tasks: Iterable[str], places: Iterable[fl
     figure.update_yaxes(tickvals=values, ticktext=[*names.values()], zeroline=False, showgrid=False)
 
 
+_FEW_LAYERS = 8
+"""Number of layers up to which names in two lines fit side by side on a phone; longer ones are turned."""
+
+
 def layer_axis(figure: go.Figure, layers: Sequence[str]) -> None:
-    """Label a horizontal axis of layers, in forward order, with names short enough to fit side by side."""
+    """Label a horizontal axis of layers, in forward order, with names short enough to fit side by side: few of them
+    with their numbers in a second line."""
     names = [
         layer.replace("encoder block ", "enc ")
         .replace("decoder block ", "dec ")
@@ -176,4 +182,6 @@ def layer_axis(figure: go.Figure, layers: Sequence[str]) -> None:
         .replace("embeddings", "emb")
         for layer in layers
     ]
+    if len(names) <= _FEW_LAYERS:
+        names = [name.replace(" ", "<br>") for name in names]
     figure.update_xaxes(title="layer, in forward order", tickvals=list(layers), ticktext=names, showgrid=False)

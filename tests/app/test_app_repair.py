@@ -95,7 +95,7 @@ def test_what_is_written_says_what_its_dtype_costs(own_suite_file: Path, tmp_pat
     assert healthy(app)
     share = percent(read_json(tmp_path / "mine" / "featcal.json")["storing"]["share"])
     (said,) = [one.value for one in app.caption if one.value.startswith("Note: ")]
-    assert f"rounding to bfloat16 moves the weights by {share} % of what calibration moved them" in said
+    assert f"rounding to bfloat16 moves the weights by {share}\u00a0% of what calibration moved them" in said
 
 
 def test_parts_come_from_the_address(tiny_suite_file: Path) -> None:
@@ -184,8 +184,8 @@ def test_the_anchor_alone_stands_beside_the_result(tiny_suite_file: Path) -> Non
     drifts = [task.layers[-1].relative_drift for task in measured.tasks.values()]
     assert row["final drift"] == pytest.approx(sum(drifts) / len(drifts))
     merged, anchor, calibrated = frame["score, %"]
-    assert any(f"from merged at {merged:.1f} %: the anchor alone {anchor - merged:+.1f} points, the data on top of it "
-               f"{calibrated - anchor:+.1f}, both together {calibrated - merged:+.1f} points" in one.value
+    assert any(f"from merged at {merged:.1f}\u00a0%: the anchor alone {anchor - merged:+.1f} points, the data on top "
+               f"of it {calibrated - anchor:+.1f}, both together {calibrated - merged:+.1f} points" in one.value
                for one in app.caption)  # fmt: skip
     (shown,) = (one for one in app.dataframe if "score, %" in one.value)
     assert json.loads(shown.proto.columns)["score, %"]["type_config"]["format"] == "%.1f"

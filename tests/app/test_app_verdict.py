@@ -26,10 +26,11 @@ pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarning
 def lines(app: AppTest) -> list[str]:
     """Every line of the verdict on the page."""
     listed = [one.value for one in app.markdown if one.value.startswith("- ")]
-    assert not [line for line in listed if " %" in line]  # on a narrow screen no sign stands alone in the next line
+    said = [one.value for kind in ("markdown", "success", "caption") for one in app.get(kind)]
+    assert not [line for line in said if " %" in line]  # on a narrow screen no sign stands alone in the next line
     listed = [line.replace("\u00a0", " ") for line in listed]
     shown = [line.removeprefix("- ").removeprefix("**").removesuffix("**") for line in listed]
-    rest = [one.value.split(" Known of")[0] for kind in ("markdown", "success", "caption") for one in app.get(kind)]
+    rest = [line.split(" Known of")[0].replace("\u00a0", " ") for line in said]
     return [*shown, *(one for one in rest if one.startswith(("Next: ", "Measured on")))]
 
 

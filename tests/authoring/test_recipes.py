@@ -135,6 +135,20 @@ def test_the_base_of_slerp_is_one_of_the_merged_models(tmp_path: Path) -> None:
     assert imported.missing[0].startswith("base: ")
 
 
+def test_a_base_that_no_method_names_is_the_one_that_the_experts_name(tmp_path: Path) -> None:
+    for name in ("origin", "x", "y"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"_name_or_path": "../origin"}))
+    content = {"merge_method": "slerp", "base_model": "x", "models": [{"model": "y"}], "parameters": {"t": 0.5}}
+    imported = taken_over(tmp_path, content, "hub/id")
+    assert imported.suite["base"] == str(tmp_path / "origin")
+    assert [*imported.suite["tasks"]] == ["y", "x"]
+    assert not [one for one in imported.missing if one.startswith("base")]
+    assert [one for one in imported.notes if one.startswith(f"base is {tmp_path / 'origin'}, ")]
+    (tmp_path / "y" / "config.json").write_text("{}")  # one that names none
+    assert taken_over(tmp_path, content, "hub/id").missing[0].startswith("base: ")
+
+
 def test_folders_become_absolute_and_names_unique(tmp_path: Path) -> None:
     for folder in ("base", "x/final", "y/final", "elsewhere/z/final"):
         (tmp_path / folder).mkdir(parents=True)

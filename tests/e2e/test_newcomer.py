@@ -73,7 +73,8 @@ def test_sliders_result_and_charts_are_in_one_window(visitor: Visitor) -> None:
         visitor.resize(width, height)
         seen = visitor.page.evaluate(INSIDE, [slider, chart, write])
         assert [name for name, _ in seen if name != write] == [slider] * 4 + [chart] * 2
-        assert visitor.page.locator(".st-key-headline").get_by_test_id("stMetric").first.is_visible()
+        numbers = visitor.page.locator('.st-key-headline [data-testid="stMetricValue"]')
+        assert len({*numbers.evaluate_all("all => all.map(one => one.getBoundingClientRect().top)")}) == 1
         assert visitor.page.locator(".st-key-result").get_by_role("button", name="Write the checkpoint").is_visible()
         assert [name for name, inside in seen if not inside] == [], width
 

@@ -43,8 +43,9 @@ def test_two_merges_are_told_apart_by_hue() -> None:
 
 def test_layers_of_an_encoder_decoder_have_short_ticks_and_full_names() -> None:
     figure = charts.compare_drift({"merged": pd.Series(range(5), index=LAYERS)})
-    assert list(figure.layout.xaxis.ticktext) == ["enc emb", "enc 0", "dec emb", "dec 0", "head"]
+    assert list(figure.layout.xaxis.ticktext) == ["enc<br>emb", "enc<br>0", "dec<br>emb", "dec<br>0", "head"]
     assert list(figure.layout.xaxis.tickvals) == LAYERS
+    assert figure.layout.yaxis.exponentformat == "power"  # 2e11 is not "200B"
     assert list(figure.data[0].x) == LAYERS
 
 
