@@ -31,6 +31,7 @@ from tiny_clip import in_float64, write_suite
 
 from featcal.evaluation import generation_check
 from featcal.family.opening import Family, open_family
+from featcal.suite import methods
 from featcal.suite.schema import Suite, load_suite
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is not a defect
@@ -55,6 +56,16 @@ def pytest_collection_finish() -> None:
     """Fork what forks the processes of tests, if any that was imported needs it, before a test has run."""
     if used := sys.modules.get("clean_process"):
         used.start()
+
+
+@pytest.fixture
+def registrations() -> Iterator[None]:
+    """Take away the methods that a test registers; featcal's own stay, since a module is imported only once."""
+    before = {*methods._REGISTERED}
+    yield
+    for name, kind in [*methods._REGISTERED.items()]:
+        if name not in before and not kind.__module__.startswith("featcal."):
+            del methods._REGISTERED[name]
 
 
 TOKENS = generation_check.TOKENS

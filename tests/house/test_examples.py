@@ -16,7 +16,6 @@ from cpu_seconds import METER
 
 import featcal
 from featcal.models.families import registry
-from featcal.suite import methods
 
 ROOT = Path(__file__).parents[2]
 TESTING = ROOT / "featcal" / "testing" / "__init__.py"
@@ -79,11 +78,10 @@ def opened() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("opened")
+@pytest.mark.usefixtures("opened", "registrations")
 @pytest.mark.parametrize("name", PUBLIC)
 def test_an_example_of_a_public_name_runs_as_it_stands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the names of its module, quickly, and with no trace in the tables of methods and architectures."""
-    monkeypatch.setattr(methods, "_REGISTERED", dict(methods._REGISTERED))
     monkeypatch.setattr(registry, "_FACTS", dict(registry._FACTS))
     thing = find_public(name)
     tests = doctest.DocTestFinder(recurse=False).find(thing, name, globs={"__name__": "__main__"})

@@ -171,8 +171,8 @@ class Rogue(Merger):
         return given.base + self.way * next(iter(given.vectors()))
 
 
+@pytest.mark.usefixtures("registrations")
 def test_a_check_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "_REGISTERED", dict(methods._REGISTERED))
     register_method("rogue", "the first expert alone")(Rogue)
     with pytest.raises(AssertionError, match="experts in another order: 'a' is another"):
         check_method("rogue")
@@ -214,7 +214,7 @@ BROUGHT = OWN.replace('"halfway"', '"brought"').replace('"shrunk"', '"brought-to
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registrations: None) -> Iterator[None]:
     """A package that brings a method which works, one that does not, one of another name and one that featcal has."""
     (tmp_path / "bringing.py").write_text(BROUGHT)
     places = {
@@ -226,7 +226,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     points = EntryPoints(EntryPoint(name, place, methods.GROUP) for name, place in places.items())
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(methods, "entry_points", lambda group: points.select(group=group))
-    monkeypatch.setattr(methods, "_REGISTERED", dict(methods._REGISTERED))
     methods._entry_points.cache_clear()
     yield
     methods._entry_points.cache_clear()
