@@ -39,8 +39,8 @@ FORWARDS = 3
 statistics, the calibrated student.
 """
 WITH_DECISIONS = 2.0
-"""Factor of the time of a calibration with errors weighed by decisions: 1.5 to 2.0, measured at B/32 and on the embedded
-suites (docs/theory/recipes.md)."""
+"""Factor of the time of a calibration with errors weighed by decisions: 1.5 to 2.0, measured at B/32 and on the
+embedded suites (docs/theory/recipes.md)."""
 SLOW = 1.25
 """Ratio of the speeds of float32 and bfloat16 products from which on "fast" counts as slow; smaller ratios are
 chance."""
