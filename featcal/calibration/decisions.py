@@ -196,7 +196,7 @@ def _sum_gradients(adapter: Adapter, samples: int) -> Iterator[tuple[dict[str, T
                 )
             if not output.requires_grad:
                 starts.append(output.requires_grad_())
-            output.register_hook(lambda gradient: sums.update({name: gradient.sum(1)}))
+            output.register_hook(lambda gradient: sums.update({name: gradient.sum(1)}))  # type: ignore[no-untyped-call]
 
         return hook
 
