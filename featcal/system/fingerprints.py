@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 FileStamp = tuple[str, int, int, int]
@@ -45,6 +45,15 @@ def sha256(file: Path) -> str:
     """Return the SHA-256 of a file's content in hexadecimal digits."""
     with file.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def digest_code(files: Iterable[Path]) -> str:
+    """Return the SHA-256 of the names and contents of files of code, in the order of their paths."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(file.name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def json_digest(content: object) -> str:

@@ -1,10 +1,11 @@
 """Locate files shipped with featcal (the repository in a clone, `_bundle` in an installed wheel) and its cache."""
 
-import hashlib
 import os
 import sys
 from functools import cache
 from pathlib import Path
+
+from featcal.system.fingerprints import digest_code
 
 
 def bundle_root() -> Path:
@@ -46,8 +47,4 @@ def cache_folder() -> Path:
 @cache
 def code_digest() -> str:
     """Return the SHA-256 of featcal's own code, so that results of another version are not taken for this one's."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).resolve().parents[1].rglob("*.py")):
-        digest.update(file.name.encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+    return digest_code(Path(__file__).resolve().parents[1].rglob("*.py"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
+
+from featcal.system.fingerprints import digest_code
 
 PACKAGES = (
     "featcal",
@@ -50,18 +51,17 @@ def extension_versions() -> Mapping[str, str]:
         point for group in sorted(every.groups) if group.startswith("featcal.") for point in every.select(group=group)
     ]
     homes = {one.dist.name: (one.dist.version, one.module.partition(".")[0]) for one in points if one.dist}
-    return {name: f"{number}, {_code_digest(module)[:12]}" for name, (number, module) in sorted(homes.items())}
+    return {
+        name: f"{number}, {digest_code(_find_code(module))[:12]}" for name, (number, module) in sorted(homes.items())
+    }
 
 
-def _code_digest(module: str) -> str:
-    """Return the SHA-256 of a package's or a single module's code, without importing it; that of nothing if it is not
-    there."""
-    spec, digest = find_spec(module), hashlib.sha256()
-    folders = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
-    single = [Path(spec.origin)] if spec and spec.origin and not folders else []
-    for file in single + sorted(file for folder in folders for file in folder.rglob("*.py")):
-        digest.update(file.name.encode() + file.read_bytes())
-    return digest.hexdigest()
+def _find_code(module: str) -> list[Path]:
+    """Return the files of a package or of a single module, without importing it; none if it is not there."""
+    spec = find_spec(module)
+    if spec is None or spec.submodule_search_locations is None:
+        return [Path(spec.origin)] if spec and spec.origin else []
+    return [file for folder in spec.submodule_search_locations for file in Path(folder).rglob("*.py")]
 
 
 def all_versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What an installed package brings is part of what tells one run from another."""
+"""Versions and code of packages that bring something to featcal tell one run from another."""
 
 from __future__ import annotations
 
