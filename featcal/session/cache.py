@@ -32,14 +32,17 @@ class Results(Generic[K]):
 
     def get_or_make(self, key: K, make: Callable[[], T]) -> T:
         """Return the cached result, or call `make` and cache its result; nothing is cached if it raises."""
-        if key not in self._kept:
-            # Before anything is kept, so that a failure or an ended piece of work leaves no trace.
-            made = make()
-            self.keep(key, made)
-            return made
+        if key in self._kept:
+            found: T = self[key]
+            return found
+        # Before anything is kept, so that a failure or an ended piece of work leaves no trace.
+        made = make()
+        self.keep(key, made)
+        return made
+
+    def __getitem__(self, key: K) -> Any:
         self._kept.move_to_end(key)
-        found: T = self._kept[key][0]
-        return found
+        return self._kept[key][0]
 
     def keep(self, key: K, result: object) -> None:
         """Cache a result, replacing one with the same key; evict the least recently used ones."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 from torch import Tensor
 
@@ -77,9 +78,9 @@ class Measurements:
         the result is that of the merged model, which includes the experts' features."""
         one = _walked_model(self.suite.resolve(model))
         count, split, seed = self.suite.key(view)
-        apart = DriftOptions(count, split, seed)
-        if self.suite.has(_DRIFTS, (one.key, apart)):
-            return self.drift(one, apart)
+        walked = self._find_walk(one, DriftOptions(count, split, seed))
+        if walked is not None:
+            return walked
 
         def make() -> Features:
             weights = self.fit.weights(one)
@@ -95,7 +96,8 @@ class Measurements:
         return self.suite.get_or_make(_FEATURES, (one.key, count, split, seed), make)
 
     def drift(self, model: ModelId, options: DriftOptions = _DRIFT, progress: Progress = silent) -> DriftLedger:
-        """Measure a model's drift from the experts, layer by layer and task by task.
+        """Measure a model's drift from the experts, layer by layer and task by task; without another walk where one on
+        the same samples has measured it already together with more.
 
         Raises:
             InputError: a model that does not fit the suite, samples that are missing or not finite, no labels or heads
@@ -109,18 +111,25 @@ class Measurements:
             weights = self.fit.weights(one)
             if options.tokens == "class" and not self.suite.family.adapter.class_token:
                 raise InputError(f"tokens: a {self.suite.family.adapter.family} model has no class token; take 'all'")
-            drawn = self.suite.samples(options)
+            walked = self._find_walk(one, options)
+            drawn = self.suite.samples(options) if options.output or walked is None else {}
             judged = self._judges(weights, options, lambda: drawn) if options.output else {}
-            passes = self.suite.measured_passes(options, drawn)
-            del drawn  # the passes let inputs go that were read
-            tasks = decompose(
-                self._run(weights, progress),
-                weights,
-                passes,
-                class_token=options.tokens == "class",
-                sublayers=options.sublayers,
-                attribution=options.attribution,
-            )
+            if walked is not None:
+                tasks = {
+                    task: replace(found, output=None, attribution=found.attribution if options.attribution else None)
+                    for task, found in walked.tasks.items()
+                }
+            else:
+                passes = self.suite.measured_passes(options, drawn)
+                del drawn  # the passes let inputs go that were read
+                tasks = decompose(
+                    self._run(weights, progress),
+                    weights,
+                    passes,
+                    class_token=options.tokens == "class",
+                    sublayers=options.sublayers,
+                    attribution=options.attribution,
+                )
             for task, judge in judged.items():
                 found = output_drift(tasks[task].expert_features, tasks[task].model_features, *judge)
                 tasks[task] = replace(tasks[task], output=found)
@@ -335,8 +344,8 @@ class Measurements:
     def has_features(self, model: ModelId, view: EvaluationSamples) -> bool:
         """Say whether `features`, and so `quick_scores` and `margins`, need no walk."""
         one, drawn = _walked_model(self.suite.resolve(model)), self.suite.key(view)
-        apart = (one.key, DriftOptions(*drawn))
-        return self.suite.has(_FEATURES, (one.key, *drawn)) or self.suite.has(_DRIFTS, apart)
+        walked = self._find_walk(one, DriftOptions(*drawn))
+        return walked is not None or self.suite.has(_FEATURES, (one.key, *drawn))
 
     def _reach(self, family: Family, weights: Weights, drawn: Samples) -> Tensor:
         """Return the final features of weights on samples to score; computed once for models that differ only in
@@ -386,6 +395,13 @@ class Measurements:
         # Asked for late: resident memory, which the samples have a part in by now, decides how much room is left.
         limit, adapter = self.suite.max_memory, self.suite.family.adapter
         return self.suite.family.run(progress, None if limit is None else measuring_store(adapter, model, limit))
+
+    def _find_walk(self, model: ModelRef, options: DriftOptions) -> DriftLedger | None:
+        """Return the cached result of a walk through a model's layers that has measured what these options ask for, at
+        least up to scores, which need no walk; None if there is none."""
+        more = product({options.attribution, True}, (False, True))
+        found = (self.suite.find(_DRIFTS, (model.key, replace(options, attribution=a, output=o))) for a, o in more)
+        return next((one for one in found if one is not None), None)
 
     def _judges(self, model: Weights, view: EvaluationSamples, drawn: Callable[[], Mapping[str, Samples]]) -> Judges:
         models = model, *self.suite.family.experts.values()

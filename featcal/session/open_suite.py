@@ -202,6 +202,12 @@ class OpenSuite:
         """Say whether a result of a kind is cached."""
         return (kind, key) in self._results
 
+    def find(self, kind: ResultKind[T], key: Hashable) -> T | None:
+        """Return the cached result of a kind with this key; None if there is none."""
+        with self._lock:
+            found: T | None = self._results[kind, key] if self.has(kind, key) else None
+            return found
+
     def has_room(self, size: int) -> bool:
         """Say whether a result of so many bytes would be cached."""
         return size <= self._results.budget

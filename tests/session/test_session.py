@@ -159,6 +159,39 @@ def test_features_alone_and_taken_apart_tell_the_same(tiny: Family) -> None:
     assert apart.measure.features("merged", FEW) is whole
 
 
+@pytest.mark.parametrize("asked", [{}, {"output": True}, {"attribution": True}])
+@pytest.mark.parametrize("held", [{"attribution": True}, {"output": True}, {"attribution": True, "output": True}])
+def test_a_walk_that_measured_more_is_not_walked_again(
+    asked: dict[str, bool], held: dict[str, bool], tiny: Family, calls: list[str]
+) -> None:
+    own, options = Session(tiny), DriftOptions(8, **asked)
+    expected = Session(tiny).measure.drift("merged", options).to_json()
+    calls.clear()
+    own.measure.drift("merged", DriftOptions(8, **held))
+    assert own.measure.drift("merged", options).to_json() == expected
+    assert own.measure.has_features("merged", FEW)
+    assert own.measure.features("merged", FEW).macro_cosine == pytest.approx(
+        Session(tiny).measure.features("merged", FEW).macro_cosine, rel=1e-12
+    )
+    needless = "attribution" in asked and "attribution" not in held
+    assert calls == ["decompose"] * (1 + needless) + ["measure_total_drift"]
+
+
+def test_other_samples_tokens_and_layers_are_walked_anew(tiny: Family, calls: list[str]) -> None:
+    own = Session(tiny)
+    for options in (
+        DriftOptions(8, attribution=True, output=True),
+        DriftOptions(6),
+        DriftOptions(8, seed=7),
+        DriftOptions(8, "test"),
+        DriftOptions(8, tokens="class"),
+        DriftOptions(8, sublayers=True),
+    ):
+        calls.clear()
+        own.measure.drift("merged", options)
+        assert calls == ["decompose"]
+
+
 def test_models_are_told_apart_by_what_they_are(tiny: Family, tmp_path: Path) -> None:
     """A checkpoint by its files, an object by itself; a measured object is not held."""
     own = Session(tiny)

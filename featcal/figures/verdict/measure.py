@@ -41,6 +41,8 @@ def diagnose_model(
         InputError, NumericalError: as `Measurements.drift`; for a suite without answers the verdict says that there are
             no scores.
     """
+    # First what takes longest, because scores of classes then need no walk of their own.
+    session.measure.drift(model, attribution_options(on), progress)
     *_, found = examine(session, model, on, repair, progress)
     return judge_numbers(found)
 

@@ -193,9 +193,11 @@ class RecipeWeights:
         return wanted
 
     def _concat(self, tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-        """Concatenate the named tensors, flattened."""
+        """Return a copy of the named tensors, flattened and concatenated."""
+        if len(names) == 1:  # most linear maps: to convert them is the copy
+            return self._place(tensors[names[0]], copy=True).flatten()
         return torch.cat([self._place(tensors[name]).flatten() for name in names])
 
-    def _place(self, tensor: Tensor) -> Tensor:
+    def _place(self, tensor: Tensor, copy: bool = False) -> Tensor:
         # In half precision a task vector would be a difference of nearly equal numbers.
-        return tensor.to(self.device, torch.float64)
+        return tensor.to(self.device, torch.float64, copy=copy)
