@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import downloads, picking, samples, slices, state, view
+from app.compare import Compared
 from app.downloads import Numbers, Origin, download_name
 from featcal.drift.ledger import DriftLedger, TaskDrift
 from featcal.figures import ledger_charts, ledger_tables, sample_charts, sample_tables, tables
@@ -32,6 +35,8 @@ _OUTPUTS = "score_drift, bound: norm of score differences; certified, agreement,
 _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's linear maps; relative: excess / minimum"
 
 
+PATIENCE = 3.0
+"""Seconds of measuring after which the tasks that are done are drawn."""
 LAYERS = ("blocks", "attention and MLP")
 INSIDE, TOKENS = "Inside the block", "Token by token"
 
@@ -104,6 +109,26 @@ def _class_token(session: Session) -> bool:
         "γ, η and the response over all tokens of a state, or over the class token alone, the one that the head reads."
     )
     return chosen
+
+
+def measure_attribution(
+    session: Session, compared: Compared, options: DriftOptions, report: Progress, place: DeltaGenerator
+) -> DriftLedger:
+    """Measure the attribution of the merge's drift to the layers, and meanwhile draw in `place`, which is empty again
+    afterwards, the tasks that are done, if it takes longer than `PATIENCE`."""
+    started, merge = time.perf_counter(), compared.merge
+    for found in session.measure.drift_by_task(compared.models[merge], options, report):
+        booked = ledger_tables.attribution_table(found, tables.ALL_TASKS)
+        unfinished = len(found.tasks) < len(session.tasks)
+        if unfinished and time.perf_counter() - started > PATIENCE and booked["share"].notna().any():
+            said = f"Mean over {len(found.tasks)} of {len(session.tasks)} tasks so far: {', '.join(found.tasks)}."
+            with place.container():
+                st.header("Which layer caused the final drift?")
+                key, alt = f"so-far-{len(found.tasks)}", f"Contribution of every layer to the final drift. {said}"
+                view.picture(ledger_charts.waterfall({merge: booked}, None), key, alt, "so-far")
+                st.caption(plain(said))
+    place.empty()
+    return found
 
 
 def show_attribution(

@@ -121,6 +121,8 @@ def _measure(
             measured |= {} if repair is None or found.repaired_final is None else {"repair": repair}
             with lines.container(gap="xsmall"):
                 first_page.write_verdict_lines(verdict)
+            if not found.layers:
+                ledger_view.measure_attribution(session, compared, attribution_options(on), report, below.empty())
         kept = _tables(session, compared, on, verdict, report)
     with below:
         _draw_charts(session, compared, on, kept)
@@ -153,7 +155,7 @@ def _choose_repair(session: Session, model: ModelRef) -> ModelRef | None:
 def _tables(
     session: Session, compared: Compared, on: EvaluationSamples, verdict: Verdict, report: Progress
 ) -> FirstPage:
-    """Measure the tables of both charts: the attribution of the merge's drift, and the layers of both models."""
+    """Return the tables of both charts: the attribution of the merge's drift, and the layers of both models."""
     merge = session.measure.drift(compared.models[compared.merge], attribution_options(on), report)
     ledgers = {compared.merge: merge}
     for name, model in compared.models.items():

@@ -38,7 +38,7 @@ sublayers = view.choice("Layers", ledger_view.LAYERS, "parts", row) == ledger_vi
 models, attributes = compared.models, replace(attribution_options(on), sublayers=sublayers)
 with state.progress() as report:
     # First: the drift of whole blocks without attribution is a part of it.
-    booked = session.measure.drift(models[compared.merge], attributes, report)
+    booked = ledger_view.measure_attribution(session, compared, attributes, report, st.empty())
     ledgers = {shown: session.measure.drift(model, DriftOptions(on.samples), report) for shown, model in models.items()}
 runs.keep_calibrated(session, models, on)
 drift = {shown: tables.drift_table(ledger) for shown, ledger in ledgers.items()}

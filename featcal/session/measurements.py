@@ -12,7 +12,7 @@ from torch import Tensor
 from featcal.drift.decomposition import decompose, map_last_layer, measure_total_drift
 from featcal.drift.depth import DepthDecisions, read_decisions
 from featcal.drift.inside import MapMismatch, map_mismatches
-from featcal.drift.ledger import DriftLedger, Features
+from featcal.drift.ledger import DriftLedger, Features, TaskDrift
 from featcal.drift.memory import measuring_store
 from featcal.drift.output import output_drift, top1_margin
 from featcal.drift.task_vectors import task_vector_cosines
@@ -36,7 +36,7 @@ from featcal.session.model_ref import MERGED, IdentityKey, ModelId, ModelRef
 from featcal.session.open_suite import OpenSuite, ResultKind
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError
-from featcal.system.progress import Progress, silent
+from featcal.system.progress import Progress, part_of, silent
 
 Judges = Mapping[str, tuple[Head, Head, Tensor]]
 """Task → the expert's head, the model's head and the right class or first token of every sample."""
@@ -45,6 +45,7 @@ FIRST_TOKEN = "first_token"
 _DRIFT, _WHOLE_TEST = DriftOptions(), EvaluationSamples(None, "test")
 _FEATURES = ResultKind[Features]("features")
 _DRIFTS = ResultKind[DriftLedger]("drift")
+_TASK_DRIFTS = ResultKind[TaskDrift]("drift on one task")
 _LAYERS = ResultKind[dict[str, Tensor]]("features after layers")
 _MAPS = ResultKind[dict[str, list[MapMismatch]]]("linear maps")
 _DEPTH = ResultKind[DepthDecisions]("decisions through depth")
@@ -104,14 +105,10 @@ class Measurements:
                 if output is requested, or a class token that the architecture does not have.
             NumericalError: final features that are not finite.
         """
-        one, split = self.suite.resolve(model), options.split or self.suite.split
-        options = replace(options, split=split)
+        one, options = self.suite.resolve(model), self._complete(options)
 
         def make() -> DriftLedger:
-            weights = self.fit.weights(one)
-            if options.tokens == "class" and not self.suite.family.adapter.class_token:
-                raise InputError(f"tokens: a {self.suite.family.adapter.family} model has no class token; take 'all'")
-            walked = self._find_walk(one, options)
+            weights, walked = self.fit.weights(one), self._find_walk(one, options)
             drawn = self.suite.samples(options) if options.output or walked is None else {}
             judged = self._judges(weights, options, lambda: drawn) if options.output else {}
             if walked is not None:
@@ -122,20 +119,41 @@ class Measurements:
             else:
                 passes = self.suite.measured_passes(options, drawn)
                 del drawn  # the passes let inputs go that were read
-                tasks = decompose(
-                    self._run(weights, progress),
-                    weights,
-                    passes,
-                    class_token=options.tokens == "class",
-                    sublayers=options.sublayers,
-                    attribution=options.attribution,
-                )
+                tasks = self._walk(weights, passes, options, progress)
             for task, judge in judged.items():
                 found = output_drift(tasks[task].expert_features, tasks[task].model_features, *judge)
                 tasks[task] = replace(tasks[task], output=found)
-            return DriftLedger(self.suite.family.suite.name, one.label, split, tasks)
+            return self._ledger(one, options, tasks)
 
         return self.suite.get_or_make(_DRIFTS, (one.key, options), make)
+
+    def drift_by_task(
+        self, model: ModelId, options: DriftOptions = _DRIFT, progress: Progress = silent
+    ) -> Iterator[DriftLedger]:
+        """Measure what `drift` measures one task after the other, and yield the drift on the tasks so far, last of all
+        the whole, which is cached. Tasks that were measured stay cached if the iteration ends before.
+
+        For models in memory: others are read anew for every task.
+
+        Raises:
+            InputError, NumericalError: as `drift`.
+        """
+        one, options = self.suite.resolve(model), self._complete(options)
+        if self.suite.has(_DRIFTS, (one.key, options)) or self._find_walk(one, options) is not None or options.output:
+            yield self.drift(one, options, progress)
+            return
+        tasks: dict[str, TaskDrift] = {}
+        for done, task in enumerate(self.suite.tasks):
+
+            def make(task: str = task, before: int = done) -> TaskDrift:
+                weights, drawn = self.fit.weights(one), self.suite.samples(options)
+                walk = {task: self.suite.measured_passes(options, drawn)[task]}
+                return self._walk(weights, walk, options, part_of(progress, before, len(self.suite.tasks)))[task]
+
+            tasks[task] = self.suite.get_or_make(_TASK_DRIFTS, (one.key, options, task), make)
+            if len(tasks) < len(self.suite.tasks):
+                yield self._ledger(one, options, tasks)
+        yield self.suite.get_or_make(_DRIFTS, (one.key, options), lambda: self._ledger(one, options, tasks))
 
     def layer_features(
         self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent
@@ -395,6 +413,32 @@ class Measurements:
         # Asked for late: resident memory, which the samples have a part in by now, decides how much room is left.
         limit, adapter = self.suite.max_memory, self.suite.family.adapter
         return self.suite.family.run(progress, None if limit is None else measuring_store(adapter, model, limit))
+
+    def _complete(self, options: DriftOptions) -> DriftOptions:
+        """Name the split, so that equal measurements have equal options.
+
+        Raises:
+            InputError: the class token is asked for and the architecture has none.
+        """
+        if options.tokens == "class" and not self.suite.family.adapter.class_token:
+            raise InputError(f"tokens: a {self.suite.family.adapter.family} model has no class token; take 'all'")
+        return replace(options, split=options.split or self.suite.split)
+
+    def _walk(
+        self, model: Weights, passes: Mapping[str, ExpertPass], options: DriftOptions, progress: Progress
+    ) -> dict[str, TaskDrift]:
+        return decompose(
+            self._run(model, progress),
+            model,
+            passes,
+            class_token=options.tokens == "class",
+            sublayers=options.sublayers,
+            attribution=options.attribution,
+        )
+
+    def _ledger(self, model: ModelRef, options: DriftOptions, tasks: Mapping[str, TaskDrift]) -> DriftLedger:
+        assert options.split is not None
+        return DriftLedger(self.suite.family.suite.name, model.label, options.split, dict(tasks))
 
     def _find_walk(self, model: ModelRef, options: DriftOptions) -> DriftLedger | None:
         """Return the cached result of a walk through a model's layers that has measured what these options ask for, at

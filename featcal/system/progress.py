@@ -23,6 +23,15 @@ def silent(label: str, done: int, total: int) -> None:
     """Report nothing."""
 
 
+def part_of(progress: Progress, part: int, parts: int) -> Progress:
+    """Return the progress of one of several parts, one after the other, of work that is reported as a whole.
+
+    >>> part_of(print, 1, 4)("measuring", 3, 10)
+    measuring 13 40
+    """
+    return lambda label, done, total: progress(label, part * total + done, parts * total)
+
+
 class Seconds(dict[str, float]):
     """Wall-clock seconds added up by stage; on CUDA they measure how long it took to launch the work.
 

@@ -12,13 +12,14 @@ from lanes import rows
 from streamlit.testing.v1 import AppTest
 from tiny_text import write_text_suite
 
-from app import first_page, verdict
+from app import first_page, ledger_view, verdict, view
+from featcal.figures import ledger_tables, tables
 from featcal.figures.names import plain
 from featcal.figures.verdict import sentences
 from featcal.figures.verdict.measure import diagnose_model
 from featcal.figures.verdict.sentences import Verdict
 from featcal.session.session import open_session
-from featcal.suite.views import EvaluationSamples
+from featcal.suite.views import DriftOptions, EvaluationSamples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 
@@ -125,3 +126,29 @@ def test_what_was_measured_opens_the_next_start(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(verdict, "_measure", fail)
     again = opened("clip-mini", "verdict")
     assert (healthy(again), lines(again), charts(again)) == (True, lines(first), 2)
+
+
+@pytest.mark.parametrize("page", ["verdict", "drift"])
+def test_tasks_that_are_done_are_drawn_while_others_are_measured(
+    own_suite_file: Path, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    """What is drawn is the waterfall of these tasks; at the end it gives way to the whole."""
+    drawn: list[tuple[str, list[float]]] = []
+    picture = view.picture
+
+    def noted(figure: Any, key: str, alt: str, *rest: Any, **kwargs: Any) -> Any:
+        if key.startswith("so-far") or key == "attribution":
+            drawn.append((alt, [*figure.data[0].y[:-1]]))
+        return picture(figure, key, alt, *rest, **kwargs)
+
+    monkeypatch.setattr(view, "picture", noted)
+    monkeypatch.setattr(ledger_view, "PATIENCE", -1.0)
+    app = opened(own_suite_file, page, n="7")
+    assert healthy(app)
+    (said, part), (_, whole) = drawn
+    assert said.endswith("Mean over 1 of 2 tasks so far: pets.")
+    assert not any("so far" in one.value for one in app.caption)
+    session = open_session(str(own_suite_file))
+    ledger = session.measure.drift("merged", DriftOptions(7, attribution=True))
+    for task, shown in (("pets", part), (tables.ALL_TASKS, whole)):
+        assert shown == pytest.approx(ledger_tables.attribution_table(ledger, task)["contribution"].tolist(), rel=1e-6)

@@ -38,6 +38,7 @@ from featcal.session.session import Session, open_session
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import DriftKeywords, DriftOptions, EvaluationSamples
 from featcal.system.errors import InputError, NumericalError
+from featcal.system.progress import silent
 
 CONFIG = clip_config(samples=8)
 FEW = EvaluationSamples(8)
@@ -175,6 +176,25 @@ def test_a_walk_that_measured_more_is_not_walked_again(
     )
     needless = "attribution" in asked and "attribution" not in held
     assert calls == ["decompose"] * (1 + needless) + ["measure_total_drift"]
+
+
+def test_drift_task_by_task_ends_as_the_whole(tiny: Family, calls: list[str]) -> None:
+    """An iteration that ends before leaves its tasks to the next; the last one is what `drift` finds."""
+    options, own = DriftOptions(8, attribution=True), Session(tiny)
+    whole = Session(tiny).measure.drift("merged", options).to_json()
+    calls.clear()
+    seen: list[tuple[str, int, int]] = []
+    first = next(own.measure.drift_by_task("merged", options, lambda *step: seen.append(step)))
+    assert tuple(first.tasks) == TASKS[:1]
+    assert first.tasks[TASKS[0]].to_json() == whole["tasks"][TASKS[0]]
+    assert {total % len(TASKS) for _, _, total in seen} == {0}
+    assert max(done for _, done, _ in seen) * len(TASKS) == seen[-1][2]
+    *parts, last = own.measure.drift_by_task("merged", options, silent)
+    assert [len(one.tasks) for one in parts] == [*range(1, len(TASKS))]
+    assert last.to_json() == whole
+    assert own.measure.drift("merged", options) is last
+    assert [one.tasks.keys() for one in own.measure.drift_by_task("merged", DriftOptions(8))] == [last.tasks.keys()]
+    assert calls == ["decompose"] * len(TASKS)
 
 
 def test_other_samples_tokens_and_layers_are_walked_anew(tiny: Family, calls: list[str]) -> None:
