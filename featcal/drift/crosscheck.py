@@ -20,6 +20,7 @@ from featcal.models.compute import Compute, widest_float
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, run_block
 from featcal.models.model import map_features
+from featcal.system.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,16 @@ class SecondRun:
         own, theirs = self._compute.place(stored), self._model[1]
 
         def run(tensors: Mapping[str, Tensor], call: Call) -> Call:
-            return _widen_call(run_block(stage, block, tensors, call), self._compute.dtype)
+            try:
+                return _widen_call(run_block(stage, block, tensors, call), self._compute.dtype)
+            except RuntimeError as error:
+                if self._adapter.has_facts:
+                    raise
+                raise InputError(
+                    f"{block.name}: drift is computed a second time, in {self._compute.dtype}, to check it, and "
+                    f"the library's code for this architecture, which featcal has no row of facts for, does not run "
+                    f"in it ({error}); calibrate and evaluate work without"
+                ) from error
 
         before = stage.state(expert, inputs), stage.state(model, inputs)
         self._calls[task] = following = run(own, expert), run(theirs, model)
@@ -128,7 +138,7 @@ class SecondRun:
     def _outer(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors before a stage in float64, except rows of embeddings, which float32 holds exactly."""
         # Nothing says of a class without a row that it adds more to these rows before it norms them (BLOOM does not).
-        kept = () if self._adapter.limits else self._adapter.vocabulary
+        kept = self._adapter.vocabulary if self._adapter.has_facts else ()
         looked_up = {name: tensor for name, tensor in tensors.items() if name in kept}
         rest = {name: tensor for name, tensor in tensors.items() if name not in looked_up}
         as_read = {n: t.to(self._compute.device, torch.promote_types(t.dtype, torch.float32))

@@ -353,6 +353,11 @@ class Adapter(ABC):
     limits = ""
     """Limits, in words, of an architecture that no row of facts describes; empty for all others."""
 
+    @property
+    def has_facts(self) -> bool:
+        """Say whether a row of facts, or code of its own, describes the architecture."""
+        return not self.limits
+
     @abstractmethod
     def final(self, tensors: Mapping[str, Tensor], call: Call, inputs: Batch) -> Tensor:
         """Return final features `[batch, k]` after the last block; needs the tensors in `closing` and `head`."""

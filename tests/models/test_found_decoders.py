@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,3 +148,16 @@ def test_what_cannot_be_run_without_a_row_is_refused_by_name(monkeypatch: pytest
     # Of these nothing says that they are language models.
     assert "'albert' is not supported; featcal reads" in refusal(transformers.AlbertConfig().to_dict())
     assert "'gpt_neox' is not supported; featcal reads" in refusal({**config, "architectures": ["GPTNeoXModel"]})
+
+
+def test_drift_is_refused_where_the_library_does_not_run_in_float64(tmp_path: Path) -> None:
+    """XGLM's attention fills with float64's lowest number in float32; the rest works."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "d_model": 16, "ffn_dim": 24, "num_layers": 2, "attention_heads": 4}
+    model = transformers.XGLMForCausalLM(transformers.XGLMConfig(**sizes, eos_token_id=1, pad_token_id=0))
+    facts = find_decoder(stated(model))
+    assert facts is not None
+    trial = write_trial(model, facts, tmp_path)
+    assert [*calibrate(trial.family, trial.config()).record["tasks"]] == [*TASKS]
+    with pytest.raises(InputError, match=r"layers\.0: drift is computed a second time, in torch\.float64"):
+        measure_drift(trial.family, "merged", samples=4)
