@@ -58,22 +58,38 @@ def start_app(
     require_packages("streamlit", "plotly", "umap", "jinja2")
     from streamlit.web import cli
 
-    address = "127.0.0.1"
     if rules is not None:
         rules.to_environment()
         os.environ["HF_HUB_OFFLINE"] = "1"
         # Relative paths of visitors start in a folder that they may see.
         os.chdir(rules.roots[0])
-        address, extra = "0.0.0.0", [*SHARED_OPTIONS, *extra]
+        extra = [*SHARED_OPTIONS, *extra]
+    address = _chosen_address(extra)
     sys.path.insert(0, str(main.parents[1]))
     _warming.append(threading.Thread(target=_warm_up, args=(main.parent.name,), daemon=True))
     _warming[0].start()
-    print(f"featcal app on http://{address}:{port}{base} (stop with Ctrl-C)", file=sys.stderr, flush=True)
+    print(f"featcal app on {_url(address, port, base)} (stop with Ctrl-C)", file=sys.stderr, flush=True)
     if opens_browser and _has_screen():
         threading.Thread(target=_open_browser, args=(address, port, base), daemon=True).start()
     served = (f"--server.port={port}", f"--server.baseUrlPath={base}", "--server.headless=true")
     arguments = ["run", str(main.with_name("server.py")), *served, *extra]
     return int(cli.main(arguments, prog_name="featcal app", standalone_mode=False) or 0)
+
+
+def _chosen_address(options: Sequence[str]) -> str:
+    """Return the address that streamlit listens on under these options, the last of which counts.
+
+    >>> _chosen_address(["--server.address=0.0.0.0", "--server.address", "::1"])
+    '::1'
+    >>> _chosen_address([])
+    '127.0.0.1'
+    """
+    address = "127.0.0.1"  # as app/.streamlit/config.toml says
+    for place, option in enumerate(options, 1):
+        name, _, value = option.partition("=")
+        if name == "--server.address":
+            address = value or "".join(options[place : place + 1])
+    return address
 
 
 def wait_until_warm() -> None:
@@ -97,11 +113,16 @@ def _has_screen() -> bool:
     return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
+def _url(address: str, port: int, base: str) -> str:
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{port}{base}"
+
+
 def _open_browser(address: str, port: int, base: str) -> None:
     """Open the app in a browser once it answers."""
     for _ in range(ATTEMPTS):
         with suppress(OSError), socket.create_connection((address, port), timeout=1):
-            webbrowser.open(f"http://{address}:{port}{base}")
+            webbrowser.open(_url(address, port, base))
             return
         time.sleep(0.1)
 

@@ -634,10 +634,14 @@ def test_a_shared_server_listens_everywhere_offline_and_a_local_one_here_alone(
     try:
         launch.start_app(page, 1, ["--browser.serverPort=80"], rules)
         assert sandbox.server_rules() == rules
+        launch._warming.clear()
+        launch.start_app(page, 1, ["--server.address=::1"], rules)
     finally:
         monkeypatch.undo()
         sandbox.server_rules.cache_clear()
     assert {"--server.address=0.0.0.0", "--server.maxMessageSize=32", "--browser.serverPort=80"} <= {*asked[1]}
+    said = [line.split(" (")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["featcal app on http://0.0.0.0:1", "featcal app on http://[::1]:1"]
 
 
 def test_memory_of_a_container_is_what_its_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
