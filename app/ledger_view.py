@@ -121,12 +121,12 @@ def measure_attribution(
         booked = ledger_tables.attribution_table(found, tables.ALL_TASKS)
         unfinished = len(found.tasks) < len(session.tasks)
         if unfinished and time.perf_counter() - started > PATIENCE and booked["share"].notna().any():
-            said = f"Mean over {len(found.tasks)} of {len(session.tasks)} tasks so far: {', '.join(found.tasks)}."
+            sentence = f"Mean over {len(found.tasks)} of {len(session.tasks)} tasks so far: {', '.join(found.tasks)}."
             with place.container():
                 st.header("Which layer caused the final drift?")
-                key, alt = f"so-far-{len(found.tasks)}", f"Contribution of every layer to the final drift. {said}"
+                key, alt = f"so-far-{len(found.tasks)}", f"Contribution of every layer to the final drift. {sentence}"
                 view.picture(ledger_charts.waterfall({merge: booked}, None), key, alt, "so-far")
-                st.caption(plain(said))
+                st.caption(plain(sentence))
     place.empty()
     return found
 

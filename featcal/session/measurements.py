@@ -119,7 +119,7 @@ class Measurements:
             else:
                 passes = self.suite.measured_passes(options, drawn)
                 del drawn  # the passes let inputs go that were read
-                tasks = self._walk(weights, passes, options, progress)
+                tasks = decompose(self._run(weights, progress), weights, passes, **_walk_options(options))
             for task, judge in judged.items():
                 found = output_drift(tasks[task].expert_features, tasks[task].model_features, *judge)
                 tasks[task] = replace(tasks[task], output=found)
@@ -148,7 +148,8 @@ class Measurements:
             def make(task: str = task, before: int = done) -> TaskDrift:
                 weights, drawn = self.fit.weights(one), self.suite.samples(options)
                 walk = {task: self.suite.measured_passes(options, drawn)[task]}
-                return self._walk(weights, walk, options, part_of(progress, before, len(self.suite.tasks)))[task]
+                run = self._run(weights, part_of(progress, before, len(self.suite.tasks)))
+                return decompose(run, weights, walk, **_walk_options(options))[task]
 
             tasks[task] = self.suite.get_or_make(_TASK_DRIFTS, (one.key, options, task), make)
             if len(tasks) < len(self.suite.tasks):
@@ -424,18 +425,6 @@ class Measurements:
             raise InputError(f"tokens: a {self.suite.family.adapter.family} model has no class token; take 'all'")
         return replace(options, split=options.split or self.suite.split)
 
-    def _walk(
-        self, model: Weights, passes: Mapping[str, ExpertPass], options: DriftOptions, progress: Progress
-    ) -> dict[str, TaskDrift]:
-        return decompose(
-            self._run(model, progress),
-            model,
-            passes,
-            class_token=options.tokens == "class",
-            sublayers=options.sublayers,
-            attribution=options.attribution,
-        )
-
     def _ledger(self, model: ModelRef, options: DriftOptions, tasks: Mapping[str, TaskDrift]) -> DriftLedger:
         assert options.split is not None
         return DriftLedger(self.suite.family.suite.name, model.label, options.split, dict(tasks))
@@ -473,3 +462,9 @@ def _walked_model(model: ModelRef) -> ModelRef:
     """Return the model whose walk has a model's features."""
     # Every walk has the experts' features beside the model's; the merged one's is the likeliest to be kept.
     return MERGED if model.is_every_expert else model
+
+
+def _walk_options(options: DriftOptions) -> dict[str, bool]:
+    """Return the keywords of `decompose` for the options of a measurement."""
+    first = options.tokens == "class"
+    return {"class_token": first, "sublayers": options.sublayers, "attribution": options.attribution}
