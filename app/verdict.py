@@ -121,7 +121,7 @@ def _measure(
             measured |= {} if repair is None or found.repaired_final is None else {"repair": repair}
             with lines.container(gap="xsmall"):
                 first_page.write_verdict_lines(verdict)
-            if not found.layers:
+            if not found.layers:  # after the scores; the next findings need the attribution, which takes longest
                 ledger_view.measure_attribution(session, compared, attribution_options(on), report, below.empty())
         kept = _tables(session, compared, on, verdict, report)
     with below:

@@ -103,7 +103,7 @@ class SecondRun:
             try:
                 return _widen_call(run_block(stage, block, tensors, call), self._compute.dtype)
             except RuntimeError as error:
-                if self._adapter.has_facts:
+                if self._adapter.has_facts or isinstance(error, torch.OutOfMemoryError):
                     raise
                 raise InputError(
                     f"{block.name}: drift is computed a second time, in {self._compute.dtype}, to check it, and "

@@ -131,15 +131,16 @@ class Measurements:
         self, model: ModelId, options: DriftOptions = _DRIFT, progress: Progress = silent
     ) -> Iterator[DriftLedger]:
         """Measure what `drift` measures one task after the other, and yield the drift on the tasks so far, last of all
-        the whole, which is cached. Tasks that were measured stay cached if the iteration ends before.
+        the whole, which is cached. Tasks that were measured stay cached if the iteration ends before. With scores, or
+        if a walk has measured it, only the whole is yielded.
 
-        For models in memory: others are read anew for every task.
+        Use it for models in memory: others are read anew for every task.
 
         Raises:
             InputError, NumericalError: as `drift`.
         """
         one, options = self.suite.resolve(model), self._complete(options)
-        if self.suite.has(_DRIFTS, (one.key, options)) or self._find_walk(one, options) is not None or options.output:
+        if options.output or self._find_walk(one, options) is not None:
             yield self.drift(one, options, progress)
             return
         tasks: dict[str, TaskDrift] = {}
@@ -154,7 +155,10 @@ class Measurements:
             tasks[task] = self.suite.get_or_make(_TASK_DRIFTS, (one.key, options, task), make)
             if len(tasks) < len(self.suite.tasks):
                 yield self._ledger(one, options, tasks)
-        yield self.suite.get_or_make(_DRIFTS, (one.key, options), lambda: self._ledger(one, options, tasks))
+        whole = self.suite.get_or_make(_DRIFTS, (one.key, options), lambda: self._ledger(one, options, tasks))
+        for task in tasks:  # which the whole holds
+            self.suite.forget(_TASK_DRIFTS, (one.key, options, task))
+        yield whole
 
     def layer_features(
         self, model: ModelId, task: str, view: EvaluationSamples = _DRIFT, progress: Progress = silent

@@ -132,7 +132,7 @@ def test_what_was_measured_opens_the_next_start(tmp_path: Path, monkeypatch: pyt
 def test_tasks_that_are_done_are_drawn_while_others_are_measured(
     own_suite_file: Path, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
-    """What is drawn is the waterfall of these tasks; at the end it gives way to the whole."""
+    """The waterfall of these tasks is drawn, and at the end gives way to the whole."""
     drawn: list[tuple[str, list[float]]] = []
     picture = view.picture
 
