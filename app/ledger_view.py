@@ -15,8 +15,17 @@ from app import downloads, picking, samples, slices, state, view
 from app.compare import Compared
 from app.downloads import Numbers, Origin, download_name
 from featcal.drift.ledger import DriftLedger, TaskDrift
-from featcal.figures import ledger_charts, ledger_tables, sample_charts, sample_tables, tables
+from featcal.figures import (
+    layer_charts,
+    layer_tables,
+    ledger_charts,
+    ledger_tables,
+    sample_charts,
+    sample_tables,
+    tables,
+)
 from featcal.figures.names import plain
+from featcal.server.lengths import SMALL
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.suite.calibration_options import PAPER
@@ -32,6 +41,7 @@ DRIFT_UNITS = {
 _SHARES = "contribution: norm / norm of the expert's final feature; shares: 1 is the final drift"
 _GROWTH = "gamma, eta: norm / norm of the incoming drift; response: cosine; certified_growth: share of samples"
 _OUTPUTS = "score_drift, bound: norm of score differences; certified, agreement, accuracy: share of samples"
+_WEIGHTS = "changed, expert: norm of the task vector / norm of the base's weights; cosine: of both task vectors"
 _SOURCES = "excess, minimum: the objective of Prop. 8, summed over a block's linear maps; relative: excess / minimum"
 
 
@@ -109,6 +119,23 @@ def _class_token(session: Session) -> bool:
         "γ, η and the response over all tokens of a state, or over the class token alone, the one that the head reads."
     )
     return chosen
+
+
+def show_weights_first(
+    session: Session, compared: Compared, options: DriftOptions, report: Progress, place: DeltaGenerator
+) -> None:
+    """Draw in `place` the change of the merge's weights, which is there in seconds, if its attribution has yet to be
+    measured and models are so large that this takes long."""
+    merge = {compared.merge: compared.models[compared.merge]}
+    is_quick = session.family.stored_bytes <= SMALL or session.measure.has_drift(merge[compared.merge], options)
+    if is_quick or not session.family.is_base_known:
+        return
+    frames = _weights_tables(session, merge, tables.ALL_TASKS, report)
+    with place.container():
+        st.header("Which layers did merging change?")
+        alt = f"Change of the weights of every layer: {_describe_weights(frames)}"
+        view.picture(layer_charts.weights_chart(frames, None), "weights-first", alt, "weights-first")
+        st.caption("Weights alone: what it does to features is being measured.")
 
 
 def measure_attribution(
@@ -238,5 +265,40 @@ def show_sources(subject: Subject) -> None:
     )
 
 
-VIEWS = {"Growth": show_growth, "Decisions": show_decisions, "Feature sources": show_sources}
+def show_weights(subject: Subject) -> None:
+    """Draw how far the weights of every layer are from the base's, or say that no base is known."""
+    session, models = subject.session, subject.models
+    if not session.family.is_base_known:
+        st.info("Changes of weights are those from the base, which this suite does not name.", icon=":material/info:")
+        return
+    with state.progress() as report:
+        frames = _weights_tables(session, models, subject.over, report)
+    # Of weights alone: a file that named samples would claim what it does not hold.
+    origin = replace(downloads.sample_origin(session, subject.on, models, subject.over), counts={})
+    view.chart(
+        layer_charts.weights_chart(frames, subject.layer),
+        "weights",
+        f"Change of the weights of every layer on {subject.over}: {_describe_weights(frames)}",
+        Numbers("weights per layer", tables.stack_models(frames), _WEIGHTS, origin, 4, kind="weights"),
+        layer_charts.WEIGHTS,
+    )
+
+
+def _weights_tables(
+    session: Session, models: Mapping[str, ModelRef], over: str, report: Progress
+) -> dict[str, pd.DataFrame]:
+    """Return the changes of weights of every model by layer (`layer_tables.weights_table`)."""
+    report("reading weights", 0, 1)
+    found = {name: session.measure.weight_changes(model) for name, model in models.items()}
+    report("reading weights", 1, 1)
+    return {name: layer_tables.weights_table(one, over) for name, one in found.items()}
+
+
+def _describe_weights(frames: Mapping[str, pd.DataFrame]) -> str:
+    return (
+        tables.describe_ranges({name: 100 * one.set_index("layer")["changed"] for name, one in frames.items()}) + " %"
+    )
+
+
+VIEWS = {"Growth": show_growth, "Decisions": show_decisions, "Feature sources": show_sources, "Weights": show_weights}
 """Name of a view on the Drift page → the function that draws it."""

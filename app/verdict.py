@@ -114,15 +114,16 @@ def _measure(
 ) -> Verdict:
     """Draw sentences and charts as soon as their numbers exist; return the whole verdict."""
     verdict, repair = Verdict((), sentences.NOTHING), _choose_repair(session, compared.models[compared.merge])
-    measured = dict(compared.models)
+    measured, early = dict(compared.models), below.empty()
     with state.progress(step) as report:
+        ledger_view.show_weights_first(session, compared, attribution_options(on), report, early)
         for found in _examine(session, compared, repair, on, report):
             verdict = judge_numbers(found)
             measured |= {} if repair is None or found.repaired_final is None else {"repair": repair}
             with lines.container(gap="xsmall"):
                 first_page.write_verdict_lines(verdict)
             if not found.layers:  # after the scores; the next findings need the attribution, which takes longest
-                ledger_view.measure_attribution(session, compared, attribution_options(on), report, below.empty())
+                ledger_view.measure_attribution(session, compared, attribution_options(on), report, early)
         kept = _tables(session, compared, on, verdict, report)
     with below:
         _draw_charts(session, compared, on, kept)

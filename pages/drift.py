@@ -37,8 +37,10 @@ sublayers = view.choice("Layers", ledger_view.LAYERS, "parts", row) == ledger_vi
 
 models, attributes = compared.models, replace(attribution_options(on), sublayers=sublayers)
 with state.progress() as report:
+    early = st.empty()
+    ledger_view.show_weights_first(session, compared, attributes, report, early)
     # First: the drift of whole blocks without attribution is a part of it.
-    booked = ledger_view.measure_attribution(session, compared, attributes, report, st.empty())
+    booked = ledger_view.measure_attribution(session, compared, attributes, report, early)
     ledgers = {shown: session.measure.drift(model, DriftOptions(on.samples), report) for shown, model in models.items()}
 runs.keep_calibrated(session, models, on)
 drift = {shown: tables.drift_table(ledger) for shown, ledger in ledgers.items()}

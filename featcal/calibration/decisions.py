@@ -329,8 +329,7 @@ class _System:
         return divide_by_factor(self.before @ values, self.factor)
 
     def solve(self, right: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
-        """Run conjugate gradients from 0 until `ENOUGH` of the right-hand side is left. Raises: NumericalError: it
-        takes more than `MOST_STEPS`.
+        """Run conjugate gradients from 0 until `ENOUGH` of the right-hand side is left.
 
         Raises:
             NumericalError: it takes more than `MOST_STEPS`.

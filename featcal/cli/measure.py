@@ -40,7 +40,9 @@ EACH = "each"
 @click.option("--margins", is_flag=True, help="Show sample by sample which decisions cannot have changed (Eq. 44).")
 @click.option("--per-sample", is_flag=True, help="Show drift, cosine and distance to the expert sample by sample.")
 @click.option(
-    "--task-vectors", is_flag=True, help="Show the cosine of the model's task vector to each expert's (Fig. 2d)."
+    "--task-vectors",
+    is_flag=True,
+    help="Show the cosine of the model's task vector to each expert's (Fig. 2d), and the norms of both by layer.",
 )
 @click.option("--source", is_flag=True, help="Measure the cost of fitting on other feature sources (Prop. 8).")
 @click.option(
@@ -182,6 +184,8 @@ def _measure_drift(
             entry["tokens"] = session.measure.tokens(model, task, view, progress).rows(shown.sample, shown.layer)
     if "task_vectors" in more:
         document["task_vector_cosines"] = session.measure.vector_cosines(model)
+        for name, changes in session.measure.weight_changes(model).items():
+            document["tasks"][name]["weights"] = [one.to_json() for one in changes]
     return document | sources
 
 
@@ -242,7 +246,7 @@ def _show_more(document: Mapping[str, Any]) -> None:
     if "task_vector_cosines" in document:
         click.echo()
         print_table(list(document["task_vector_cosines"].items()), ("task", "cosine of task vectors"))
-    for name in ("margins", "per_sample", "maps", "depth", "course", "tokens"):
+    for name in ("weights", "margins", "per_sample", "maps", "depth", "course", "tokens"):
         each = [{"task": t, **row} for t, entry in document["tasks"].items() for row in entry.get(name, ())]
         if each:
             click.echo()

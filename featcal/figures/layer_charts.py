@@ -22,6 +22,19 @@ not add up to it. A map whose output is small in the residual stream may differ 
 weights may change little on real inputs. Norms, and the maps of a mixture's experts, are left out.
 """
 
+WEIGHTS = r"""
+**What this shows.** How far the weights of every layer are from the base's: those of the model, and those of the
+experts, relative to the norm of the base's weights. Point at a layer for the cosine of both task vectors. It needs no
+samples.
+
+**Formula.** $\|\tau\|/\|\theta_0\|$ with the task vector $\tau = \theta - \theta_0$; the cosine is that of the
+paper's Fig. 2d, of one layer.
+
+**When it misleads.** Weights are not features: a small change can move features far, and a large one may act on
+directions that no input has. A calibrated model's weights often align less with the experts' than the merge's, although
+its features are closer.
+"""
+
 DEPTH = r"""
 **What this shows.** After every block the decision that the model would make if it ended there: the block's state
 through the model's own last norm, projection and head (CLIP: scores of the classes; language models: the first token of
@@ -57,6 +70,38 @@ def maps_chart(frames: Mapping[str, pd.DataFrame], column: str, axis: str, form:
     return apply_theme(figure, 360)
 
 
+def weights_chart(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
+    """Draw how far the weights of every layer are from the base's, of models and of the experts.
+
+    Args:
+        frames: of `layer_tables.weights_table`.
+    """
+    first = next(iter(frames.values()))
+    figure = go.Figure()
+    for model, frame in {"expert": first.assign(changed=first["expert"], cosine=1.0), **frames}.items():
+        figure.add_scatter(
+            x=frame["layer"],
+            y=100 * frame["changed"],
+            name=model,
+            mode="lines+markers",
+            line={"color": colour(model), "width": 3, "dash": dash(model)},
+            marker={"symbol": symbol(model), "size": 10},
+            customdata=frame["cosine"],
+            hovertemplate="%{x}: %{y:.3~g} %, cosine to the expert's %{customdata:.2f}<extra>" + model + "</extra>",
+        )
+    figure.update_yaxes(title="change, % of the base's norm", rangemode="tozero")
+    return _finish_layers(figure, list(first["layer"]), chosen)
+
+
+def _finish_layers(figure: go.Figure, layers: list[str], chosen: str | None) -> go.Figure:
+    """Shade the chosen layer, and name all of them below."""
+    if chosen in layers:
+        place = layers.index(chosen)
+        figure.add_vrect(place - 0.5, place + 0.5, fillcolor=COLOUR["base"], opacity=0.2, line_width=0, layer="below")
+    layer_axis(figure, layers)
+    return apply_theme(figure, 360)
+
+
 def agreement_chart(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
     """Draw the share of decisions that equal the expert's final one after every block, next to the expert's own."""
     first = next(iter(frames.values()))
@@ -71,13 +116,8 @@ def agreement_chart(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> g
             marker={"symbol": symbol(model), "size": 10},
             hovertemplate=f"%{{x}}: %{{y:.0f}} %<extra>{model}</extra>",
         )
-    layers = list(first["layer"])
-    if chosen in layers:
-        place = layers.index(chosen)
-        figure.add_vrect(place - 0.5, place + 0.5, fillcolor=COLOUR["base"], opacity=0.2, line_width=0, layer="below")
     figure.update_yaxes(title="% with the expert's final decision", range=[-3, 103])
-    layer_axis(figure, layers)
-    return apply_theme(figure, 360)
+    return _finish_layers(figure, list(first["layer"]), chosen)
 
 
 def course_chart(frame: pd.DataFrame) -> go.Figure:

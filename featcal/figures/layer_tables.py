@@ -12,6 +12,7 @@ from featcal.figures.tables import ALL_TASKS
 if TYPE_CHECKING:  # the first chart is drawn before torch is there
     from featcal.drift.depth import DepthDecisions
     from featcal.drift.inside import MapMismatch
+    from featcal.drift.task_vectors import WeightChange
     from featcal.drift.tokens import TokenDrift
 
 
@@ -29,6 +30,19 @@ def maps_table(found: Mapping[str, Sequence[MapMismatch]], task: str, layer: str
     frame = pd.DataFrame(rows, columns=["layer", "map", "mismatch", "changed"])
     numbers = frame.astype({"mismatch": float, "changed": float})
     return numbers.groupby(["layer", "map"], sort=False).mean().reset_index()
+
+
+def weights_table(found: Mapping[str, Sequence[WeightChange]], task: str) -> pd.DataFrame:
+    """Return one row per layer: the norm of the model's task vector over that of the base's weights, the same of the
+    expert's, and the cosine of both.
+
+    The rows are those of one task, or means over tasks.
+    """
+    rows = [one.to_json() for name in (found if task == ALL_TASKS else [task]) for one in found[name]]
+    frame = pd.DataFrame(rows)
+    shares = frame[["model_change", "expert_change"]].div(frame["base_norm"], axis=0)
+    named = shares.set_axis(["changed", "expert"], axis=1).assign(layer=frame["layer"], cosine=frame["cosine"])
+    return named.groupby("layer", sort=False)[["changed", "expert", "cosine"]].mean().reset_index()
 
 
 def agreement_table(found: Mapping[str, DepthDecisions]) -> pd.DataFrame:

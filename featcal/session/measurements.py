@@ -15,7 +15,7 @@ from featcal.drift.inside import MapMismatch, map_mismatches
 from featcal.drift.ledger import DriftLedger, Features, TaskDrift
 from featcal.drift.memory import measuring_store
 from featcal.drift.output import output_drift, top1_margin
-from featcal.drift.task_vectors import task_vector_cosines
+from featcal.drift.task_vectors import WeightChange, join_layers, measure_weight_changes
 from featcal.drift.tokens import TokenDrift, token_drift
 from featcal.evaluation.comparison import Comparison, compare_scores
 from featcal.evaluation.evaluate import Scores, TaskScore, reach_features, score_model, scoring_heads
@@ -50,6 +50,7 @@ _LAYERS = ResultKind[dict[str, Tensor]]("features after layers")
 _MAPS = ResultKind[dict[str, list[MapMismatch]]]("linear maps")
 _DEPTH = ResultKind[DepthDecisions]("decisions through depth")
 _TOKENS = ResultKind[TokenDrift]("drift by token")
+_CHANGES = ResultKind[dict[str, list[WeightChange]]]("changes of weights")
 _COSINES = ResultKind[dict[str, float]]("task vectors")
 _SCORES = ResultKind[Scores]("scores")
 _REACHED = ResultKind[Tensor]("features that are scored")
@@ -234,8 +235,17 @@ class Measurements:
     def vector_cosines(self, model: ModelId) -> dict[str, float]:
         """Return the cosine of the model's task vector to each expert's."""
         one = self.suite.resolve(model)
+        return self.suite.get_or_make(_COSINES, one.key, lambda: join_layers(self.weight_changes(one)))
+
+    def weight_changes(self, model: ModelId) -> dict[str, list[WeightChange]]:
+        """Measure by task, layer by layer, how far the model's and the expert's weights are from the base's.
+
+        Raises:
+            InputError: the base is not known.
+        """
+        one = self.suite.resolve(model)
         return self.suite.get_or_make(
-            _COSINES, one.key, lambda: task_vector_cosines(self.suite.family, self.fit.weights(one))
+            _CHANGES, one.key, lambda: measure_weight_changes(self.suite.family, self.fit.weights(one))
         )
 
     def scores(self, model: ModelId, view: EvaluationSamples = _WHOLE_TEST, progress: Progress = silent) -> Scores:
@@ -367,8 +377,11 @@ class Measurements:
     def has_features(self, model: ModelId, view: EvaluationSamples) -> bool:
         """Say whether `features`, and so `quick_scores` and `margins`, need no walk."""
         one, drawn = _walked_model(self.suite.resolve(model)), self.suite.key(view)
-        walked = self._find_walk(one, DriftOptions(*drawn))
-        return walked is not None or self.suite.has(_FEATURES, (one.key, *drawn))
+        return self.has_drift(one, DriftOptions(*drawn)) or self.suite.has(_FEATURES, (one.key, *drawn))
+
+    def has_drift(self, model: ModelId, options: DriftOptions) -> bool:
+        """Say whether `drift` needs no walk."""
+        return self._find_walk(self.suite.resolve(model), self._complete(options)) is not None
 
     def _reach(self, family: Family, weights: Weights, drawn: Samples) -> Tensor:
         """Return the final features of weights on samples to score; computed once for models that differ only in

@@ -129,6 +129,31 @@ def test_what_was_measured_opens_the_next_start(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("page", ["verdict", "drift"])
+def test_weights_of_large_models_are_drawn_before_anything_is_measured(
+    own_suite_file: Path, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    drawn: list[tuple[str, list[float]]] = []
+    picture = view.picture
+
+    def noted(figure: Any, key: str, *rest: Any, **kwargs: Any) -> Any:
+        drawn.append((key, [*figure.data[-1].y]))
+        return picture(figure, key, *rest, **kwargs)
+
+    monkeypatch.setattr(view, "picture", noted)
+    monkeypatch.setattr(ledger_view, "SMALL", 0)
+    app = opened(own_suite_file, page, n="7")
+    assert healthy(app)
+    (first, shown), *later = drawn
+    assert (first, {key for key, _ in later} & {"weights-first"}) == ("weights-first", set())
+    assert not any(one.value.startswith("Weights alone") for one in app.caption)
+    changes = open_session(str(own_suite_file)).measure.weight_changes("merged")["pets"]
+    rows = [one.to_json() for one in changes]
+    assert shown == pytest.approx([100 * row["model_change"] / row["base_norm"] for row in rows], rel=1e-9)
+    app.run()
+    assert [key for key, _ in drawn].count("weights-first") == 1
+
+
+@pytest.mark.parametrize("page", ["verdict", "drift"])
 def test_tasks_that_are_done_are_drawn_while_others_are_measured(
     own_suite_file: Path, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:

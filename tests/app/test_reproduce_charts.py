@@ -29,6 +29,7 @@ PAGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "growth": ("drift", {"tab": "Growth"}),
     "decisions": ("drift", {"tab": "Decisions"}),
     "sources": ("drift", {"tab": "Feature sources", "sources": "true"}),
+    "weights": ("drift", {"tab": "Weights"}),
     "depth": ("drift", {"tab": "Through depth", "sample": "2"}),
     "inside": ("drift", {"tab": "Inside the block"}),
     "tokens": ("drift", {"tab": "Token by token", "sample": "2"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from featcal.drift.decomposition import decompose, measure_total_drift
 from featcal.drift.ledger import FeatureDrift, Features, TaskDrift, TaskFeatures
-from featcal.drift.task_vectors import task_vector_cosines
-from featcal.family.opening import Family
+from featcal.drift.task_vectors import measure_weight_changes, task_vector_cosines
+from featcal.family.opening import Family, open_family
 from featcal.models.lane import ExpertPass
 from featcal.session.api import measure_drift
+from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 
 
@@ -195,3 +197,37 @@ def test_task_vector_cosines(tiny: Family) -> None:
     }
     expected = torch.nn.functional.cosine_similarity(flat["merged"], flat["signs"], dim=0)
     assert task_vector_cosines(tiny, tiny.merged)["signs"] == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_changes_of_weights_are_those_of_the_tensors_of_every_layer(tiny: Family) -> None:
+    """Norms and cosine by layer, of tensors found by their names alone; together they are those of the whole."""
+    base, merged, expert = (w.read(tiny.adapter.tower) for w in (tiny.base, tiny.merged, tiny.experts["signs"]))
+    found = measure_weight_changes(tiny, tiny.merged)["signs"]
+    assert [one.layer for one in found] == ["embeddings", *(f"block {i}" for i in range(BLOCKS)), "head"]
+    places = {"embeddings": r"embeddings\.|pre_layrnorm", "head": "post_layernorm"}
+    total = 0
+    for one in found:
+        pattern = places.get(one.layer, rf"layers\.{one.layer.removeprefix('block ')}\.")
+        names = [name for name in tiny.adapter.tower if re.search(pattern, name)]
+        total += len(names)
+        a, m, e = (torch.cat([tensors[n].flatten().double() for n in names]) for tensors in (base, merged, expert))
+        row = one.to_json()
+        wanted = [float(v.norm()) for v in (a, m - a, e - a)]
+        assert [row[name] for name in ("base_norm", "model_change", "expert_change")] == pytest.approx(wanted, rel=1e-9)
+        assert row["cosine"] == pytest.approx(float(torch.cosine_similarity(m - a, e - a, dim=0)), abs=1e-9)
+    assert total == len(tiny.adapter.tower)
+
+
+@pytest.mark.parametrize("suite", ["t5-mini", "lm-mini"])
+def test_every_tensor_is_in_one_layer(suite: str) -> None:
+    """The squares of all layers add up to that of all tensors, and layers are those of drift, in its order."""
+    family = open_family(load_suite(suite))
+    task = next(iter(family.experts))
+    found = measure_weight_changes(family, family.merged)[task]
+    assert [one.layer for one in found] == family.adapter.layers()
+    expert, base = family.experts[task].read(family.adapter.tower), family.base.read(family.adapter.tower)
+    for total, tensors in (
+        (sum(one.base for one in found), base.values()),
+        (sum(one.expert for one in found), [expert[name].double() - base[name] for name in base]),
+    ):
+        assert total == pytest.approx(sum(float(one.double().square().sum()) for one in tensors), rel=1e-9)

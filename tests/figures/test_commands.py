@@ -51,6 +51,7 @@ FROM_DOCUMENT: dict[str, Callable[[Document], Any]] = {
     "gains": of_tasks(lambda one: (one["final"], one["output"])),
     "answer gains": of_tasks(lambda one: one["final"]),
     "task vectors": lambda found: found["task_vector_cosines"],
+    "weights": of_tasks(lambda one: one["weights"]),
     "depth": of_tasks(lambda one: one["depth"]),
     "course": of_tasks(lambda one: one["course"]),
     "tokens": of_tasks(lambda one: one["tokens"]),

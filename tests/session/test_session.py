@@ -61,7 +61,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for name in ("calibrate_family", "measure_sources"):
         counted(fits, name)
-    for name in ("decompose", "measure_total_drift", "score_model", "task_vector_cosines"):
+    for name in ("decompose", "measure_total_drift", "score_model", "measure_weight_changes"):
         counted(measurements, name)
     counted(opening, "preview_samples")
     return called
@@ -92,7 +92,7 @@ def test_everything_is_computed_once(tiny: Family, calls: list[str]) -> None:
             "measure_total_drift",
             *["score_model"] * len(TASKS),
             "measure_sources",
-            "task_vector_cosines",
+            "measure_weight_changes",
             "preview_samples",
         ]
     )

@@ -82,6 +82,13 @@ _KINDS = {
         "task_vector_cosines",
         "session.measure.vector_cosines(model)",
     ),
+    "weights": Kind(
+        "drift",
+        ("--task-vectors",),
+        (),
+        "tasks.TASK.weights[]",
+        "{task: [one.to_json() for one in layers] for task, layers in session.measure.weight_changes(model).items()}",
+    ),
     "depth": Kind(
         "drift",
         ("--depth",),
