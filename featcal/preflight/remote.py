@@ -188,9 +188,11 @@ def needed_on_disks(downloads: Iterable[Download]) -> list[tuple[str, int, int]]
     from huggingface_hub import constants
 
     found = list(downloads)
+    copied = sum(one.copied_bytes for one in found)
     folders = [
         ("the Hub's local cache", constants.HF_HUB_CACHE, sum(one.bytes for one in found)),
-        ("the cache of `datasets`", _datasets_cache(), sum(one.copied_bytes for one in found)),
+        # Asked only where something goes there: importing `datasets` takes longer than the rest of a check.
+        *([("the cache of `datasets`", _datasets_cache(), copied)] if copied else []),
         ("featcal's cache folder", cache_folder(), sum(one.pickled_bytes for one in found)),
     ]
     disks: dict[int, tuple[str, int, int]] = {}
