@@ -16,9 +16,8 @@ from typing import Any
 
 from featcal.baselines.common.baseline import Baseline
 from featcal.mergers.common.merger import Merger
-from featcal.models.families.decoder_facts import FACTS, with_classifier
-from featcal.models.families.encoder_facts import ENCODERS, EncoderFacts
-from featcal.models.families.registry import register_decoder, register_encoder
+from featcal.models.families.encoder_facts import ENCODERS
+from featcal.models.families.registry import register_meanwhile
 from featcal.suite.methods import method
 from featcal.testing.checks import CHECKS
 from featcal.testing.methods import BASELINE_CHECKS, MERGER_CHECKS, BaselineTrial, MergerTrial
@@ -26,7 +25,7 @@ from featcal.testing.trial import Facts, write_trial
 
 
 def check_adapter(model: Any, facts: Facts) -> Mapping[str, Mapping[str, float]]:
-    """Register the facts, if they are not featcal's own, and apply every check of `CHECKS`.
+    """Apply every check of `CHECKS` to the facts, which are known to this process meanwhile.
 
     Args:
         model: an instance of the library's class with a tiny configuration: few blocks, so that every kind of block is
@@ -53,12 +52,7 @@ def check_adapter(model: Any, facts: Facts) -> Mapping[str, Mapping[str, float]]
     >>> found["repair"]["drift"] < 1
     True
     """
-    if isinstance(facts, EncoderFacts):
-        if facts not in ENCODERS:
-            register_encoder(facts)
-    elif facts not in FACTS and facts not in map(with_classifier, FACTS):
-        register_decoder(facts)
-    with TemporaryDirectory(prefix="featcal-check-") as folder:
+    with register_meanwhile(facts), TemporaryDirectory(prefix="featcal-check-") as folder:
         trial = write_trial(model, facts, Path(folder))
         return {name: check(trial) for name, check in CHECKS.items()}
 

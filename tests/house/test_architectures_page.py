@@ -27,7 +27,7 @@ def test_the_tables_are_those_of_the_script() -> None:
 
 def test_what_is_accepted_is_what_featcal_knows() -> None:
     accepted = set(re.findall(r"\| `(\S+)` \| \*\*accepted\*\*", PAGE))
-    assert accepted == set(supported_types()) - {"open_clip", "timm", "own"}  # no class of transformers, a test's own
+    assert accepted == set(supported_types()) - {"open_clip", "timm"}  # no class of transformers
 
 
 @pytest.mark.parametrize(

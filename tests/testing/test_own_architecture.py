@@ -76,6 +76,7 @@ def test_an_architecture_of_ones_own() -> None:
     parts = {"parts": (DecoderPart("attention", "mix", "a"), DecoderPart("mlp", "feed", "b")), "shared": ()}
     facts = DecoderFacts(model_type="own", config=OwnConfig, model=OwnForCausalLM, **names, **parts)
     assert check_adapter(OwnForCausalLM(OwnConfig(tie_word_embeddings=False)), facts)["repair"]["drift"] < 1
+    assert "own" not in supported_types()
 
 
 PAGE = Path(__file__).parents[2] / "docs/architectures.md"
@@ -155,3 +156,4 @@ def test_an_encoder_of_ones_own_with_a_head_of_modules() -> None:
     linear = replace(facts, head=(), classifier=("head.dense", "classifier"))
     with pytest.raises(AssertionError, match="the facts do not describe the head, 1 of 1 by more"):
         check_adapter(OwnEncoder(config), linear)
+    assert "own-encoder" not in supported_types()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -205,6 +206,25 @@ def register_encoder(facts: EncoderFacts) -> None:
     'bert' is an architecture of featcal's own; register another model_type
     """
     _register(facts)
+
+
+@contextmanager
+def register_meanwhile(facts: DecoderFacts | EncoderFacts) -> Iterator[None]:
+    """Make facts known in this process inside a `with`, unless they are featcal's own; then what was known before.
+
+    Raises:
+        InputError: an adapter of featcal's own has this `model_type`.
+    """
+    if facts in (*_OWN, *map(with_classifier, FACTS)):
+        yield
+        return
+    before = dict(_FACTS)
+    _register(facts)
+    try:
+        yield
+    finally:
+        _FACTS.clear()
+        _FACTS.update(before)
 
 
 def _register(facts: DecoderFacts | EncoderFacts) -> None:
