@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -56,6 +57,16 @@ def pytest_collection_finish() -> None:
     """Fork what forks the processes of tests, if any that was imported needs it, before a test has run."""
     if used := sys.modules.get("clean_process"):
         used.start()
+
+
+CACHE = Path(os.environ["FEATCAL_CACHE"])
+
+
+@pytest.fixture(autouse=True)
+def forget_checkpoints() -> Iterator[None]:
+    """Take away the list of the checkpoints that a test wrote: the app would show the next test their warnings."""
+    yield
+    shutil.rmtree(CACHE / "checkpoints", ignore_errors=True)
 
 
 @pytest.fixture
