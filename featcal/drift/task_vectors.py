@@ -20,11 +20,11 @@ class WeightChange:
     """The task vectors of a model and of an expert, theta - theta_base, in the weights of one layer."""
 
     layer: str
-    base: float
+    base_square: float
     """Squared norm of theta_base."""
-    model: float
+    model_square: float
     """Squared norm of the model's task vector."""
-    expert: float
+    expert_square: float
     """Squared norm of the expert's task vector."""
     dot: float
     """Product of both task vectors."""
@@ -33,9 +33,9 @@ class WeightChange:
         """Return the three norms, and the cosine of both task vectors (0 if one vanishes)."""
         return {
             "layer": self.layer,
-            "base_norm": self.base**0.5,
-            "model_change": self.model**0.5,
-            "expert_change": self.expert**0.5,
+            "base_norm": self.base_square**0.5,
+            "model_change": self.model_square**0.5,
+            "expert_change": self.expert_square**0.5,
             "cosine": _cosine([self]),
         }
 
@@ -85,7 +85,7 @@ def measure_weight_changes(family: Family, model: Weights) -> dict[str, list[Wei
 
 def _cosine(layers: Sequence[WeightChange]) -> float:
     """Return the cosine of both task vectors over layers; 0 if one vanishes."""
-    norms = (sum(one.model for one in layers) * sum(one.expert for one in layers)) ** 0.5
+    norms = (sum(one.model_square for one in layers) * sum(one.expert_square for one in layers)) ** 0.5
     return sum(one.dot for one in layers) / norms if norms > 0 else 0.0
 
 

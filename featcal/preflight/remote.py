@@ -191,7 +191,7 @@ def needed_on_disks(downloads: Iterable[Download]) -> list[tuple[str, int, int]]
     copied = sum(one.copied_bytes for one in found)
     folders = [
         ("the Hub's local cache", constants.HF_HUB_CACHE, sum(one.bytes for one in found)),
-        # Asked only where something goes there: importing `datasets` takes longer than the rest of a check.
+        # Asked only where something goes there: importing `datasets` takes a second.
         *([("the cache of `datasets`", _datasets_cache(), copied)] if copied else []),
         ("featcal's cache folder", cache_folder(), sum(one.pickled_bytes for one in found)),
     ]

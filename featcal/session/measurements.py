@@ -51,7 +51,6 @@ _MAPS = ResultKind[dict[str, list[MapMismatch]]]("linear maps")
 _DEPTH = ResultKind[DepthDecisions]("decisions through depth")
 _TOKENS = ResultKind[TokenDrift]("drift by token")
 _CHANGES = ResultKind[dict[str, list[WeightChange]]]("changes of weights")
-_COSINES = ResultKind[dict[str, float]]("task vectors")
 _SCORES = ResultKind[Scores]("scores")
 _REACHED = ResultKind[Tensor]("features that are scored")
 _CHECKED = ResultKind[WalkCache]("inputs that were checked")
@@ -234,8 +233,7 @@ class Measurements:
 
     def vector_cosines(self, model: ModelId) -> dict[str, float]:
         """Return the cosine of the model's task vector to each expert's."""
-        one = self.suite.resolve(model)
-        return self.suite.get_or_make(_COSINES, one.key, lambda: join_layers(self.weight_changes(one)))
+        return join_layers(self.weight_changes(model))
 
     def weight_changes(self, model: ModelId) -> dict[str, list[WeightChange]]:
         """Measure by task, layer by layer, how far the model's and the expert's weights are from the base's.

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 from app_pages import button, charts, control, healthy, opened, shown_model
 from lanes import rows
@@ -128,52 +129,58 @@ def test_what_was_measured_opens_the_next_start(tmp_path: Path, monkeypatch: pyt
     assert (healthy(again), lines(again), charts(again)) == (True, lines(first), 2)
 
 
-@pytest.mark.parametrize("page", ["verdict", "drift"])
-def test_weights_of_large_models_are_drawn_before_anything_is_measured(
-    own_suite_file: Path, monkeypatch: pytest.MonkeyPatch, page: str
-) -> None:
-    drawn: list[tuple[str, list[float]]] = []
+Pictures = list[tuple[str, str, go.Figure]]
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
+    """Every chart that pages draw, with its key and its text, in the order in which they do."""
+    drawn: Pictures = []
     picture = view.picture
 
-    def noted(figure: Any, key: str, *rest: Any, **kwargs: Any) -> Any:
-        drawn.append((key, [*figure.data[-1].y]))
-        return picture(figure, key, *rest, **kwargs)
+    def noted(figure: go.Figure, key: str, alt: str, *rest: Any, **kwargs: Any) -> Any:
+        drawn.append((key, alt, figure))
+        return picture(figure, key, alt, *rest, **kwargs)
 
     monkeypatch.setattr(view, "picture", noted)
+    return drawn
+
+
+@pytest.mark.parametrize("page", ["verdict", "drift"])
+def test_weights_of_large_models_are_drawn_before_anything_is_measured(
+    own_suite_file: Path, pictures: Pictures, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    """Once, until what is measured takes their place; small models go without."""
+    assert healthy(opened(own_suite_file, page, n="6"))
+    assert "weights-first" not in [key for key, *_ in pictures]
+    pictures.clear()
     monkeypatch.setattr(ledger_view, "SMALL", 0)
     app = opened(own_suite_file, page, n="7")
     assert healthy(app)
-    (first, shown), *later = drawn
-    assert (first, {key for key, _ in later} & {"weights-first"}) == ("weights-first", set())
     assert not any(one.value.startswith("Weights alone") for one in app.caption)
+    app.run()
+    assert [key for key, *_ in pictures].index("weights-first") == 0
+    assert [key for key, *_ in pictures].count("weights-first") == 1
     changes = open_session(str(own_suite_file)).measure.weight_changes("merged")["pets"]
     rows = [one.to_json() for one in changes]
-    assert shown == pytest.approx([100 * row["model_change"] / row["base_norm"] for row in rows], rel=1e-9)
-    app.run()
-    assert [key for key, _ in drawn].count("weights-first") == 1
+    wanted = [100 * row["model_change"] / row["base_norm"] for row in rows]
+    assert [*pictures[0][2].data[-1].y] == pytest.approx(wanted, rel=1e-9)
 
 
 @pytest.mark.parametrize("page", ["verdict", "drift"])
 def test_tasks_that_are_done_are_drawn_while_others_are_measured(
-    own_suite_file: Path, monkeypatch: pytest.MonkeyPatch, page: str
+    own_suite_file: Path, pictures: Pictures, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
     """The waterfall of these tasks is drawn, and at the end gives way to the whole."""
-    drawn: list[tuple[str, list[float]]] = []
-    picture = view.picture
-
-    def noted(figure: Any, key: str, alt: str, *rest: Any, **kwargs: Any) -> Any:
-        if key.startswith("so-far") or key == "attribution":
-            drawn.append((alt, [*figure.data[0].y[:-1]]))
-        return picture(figure, key, alt, *rest, **kwargs)
-
-    monkeypatch.setattr(view, "picture", noted)
     monkeypatch.setattr(ledger_view, "PATIENCE", -1.0)
     app = opened(own_suite_file, page, n="7")
     assert healthy(app)
-    (said, part), (_, whole) = drawn
+    waterfalls = [(alt, figure) for key, alt, figure in pictures if key.startswith("so-far") or key == "attribution"]
+    (said, part), (_, whole) = waterfalls
     assert said.endswith("Mean over 1 of 2 tasks so far: pets.")
     assert not any("so far" in one.value for one in app.caption)
     session = open_session(str(own_suite_file))
     ledger = session.measure.drift("merged", DriftOptions(7, attribution=True))
     for task, shown in (("pets", part), (tables.ALL_TASKS, whole)):
-        assert shown == pytest.approx(ledger_tables.attribution_table(ledger, task)["contribution"].tolist(), rel=1e-6)
+        booked = ledger_tables.attribution_table(ledger, task)["contribution"].tolist()
+        assert [*shown.data[0].y[:-1]] == pytest.approx(booked, rel=1e-6)

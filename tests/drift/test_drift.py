@@ -227,7 +227,7 @@ def test_every_tensor_is_in_one_layer(suite: str) -> None:
     assert [one.layer for one in found] == family.adapter.layers()
     expert, base = family.experts[task].read(family.adapter.tower), family.base.read(family.adapter.tower)
     for total, tensors in (
-        (sum(one.base for one in found), base.values()),
-        (sum(one.expert for one in found), [expert[name].double() - base[name] for name in base]),
+        (sum(one.base_square for one in found), base.values()),
+        (sum(one.expert_square for one in found), [expert[name].double() - base[name] for name in base]),
     ):
         assert total == pytest.approx(sum(float(one.double().square().sum()) for one in tensors), rel=1e-9)

@@ -138,3 +138,15 @@ def test_check_looks_at_what_is_here_and_fetches_nothing_newer(
     look(edit_suite, hub="me/bare", split="test")
     newer.unlink()
     assert not [one for one in log() if "me/bare" in one["path"]]
+
+
+def test_the_cache_of_data_sets_is_asked_for_where_something_goes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is on a disk without room only for what is copied into it; otherwise nobody needs the package."""
+    asked: list[str] = []
+    monkeypatch.setattr(remote, "_datasets_cache", lambda: asked.append("once") or "/")
+    weights = remote.Download("owner/model", "model", 1, 100)
+    ((named, wanted, _),) = [one for one in remote.needed_on_disks([weights]) if one[1]]
+    assert (named, wanted, asked) == ("the Hub's local cache", 100, [])
+    rows = remote.Download("owner/rows", "data set", 1, 0, copied_bytes=7)
+    assert sum(one[1] for one in remote.needed_on_disks([weights, rows])) == 107
+    assert asked == ["once"]

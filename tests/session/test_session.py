@@ -75,7 +75,7 @@ def test_everything_is_computed_once(tiny: Family, calls: list[str]) -> None:
             own.measure.features("merged", FEW),
             own.measure.scores("expert", FEW),
             own.fit.sources(CONFIG),
-            own.measure.vector_cosines(CONFIG),
+            own.measure.weight_changes(CONFIG),
             own.viewable_samples("pets", FEW),
             own.measure.layer_features("base", "pets", FEW),
             own.samples(FEW),
@@ -240,7 +240,7 @@ def test_a_small_budget_holds_and_changes_no_number(tiny: Family) -> None:
     for config in (CONFIG, replace(CONFIG, rho=1.5), CONFIG):
         for own in (roomy, *tight.values()):
             own.measure.scores(config, FEW)
-            own.measure.vector_cosines(config)
+            own.measure.weight_changes(config)
         for own in tight.values():
             assert own.measure.features(config, FEW).macro_cosine == roomy.measure.features(config, FEW).macro_cosine
             assert own.measure.quick_scores(config, FEW).to_json() == roomy.measure.quick_scores(config, FEW).to_json()
@@ -252,7 +252,7 @@ def kept_of(own: Session) -> list[bool]:
     """Whether a session gives its calibration, and then what is small, a second time as it was."""
     return [
         own.fit.calibrate(CONFIG) is own.fit.calibrate(CONFIG),
-        own.measure.vector_cosines(CONFIG) is own.measure.vector_cosines(CONFIG),
+        own.measure.weight_changes(CONFIG) is own.measure.weight_changes(CONFIG),
     ]
 
 
