@@ -1,4 +1,4 @@
-"""Train all weights of a model's blocks on the experts' outputs for the same samples (distillation): a ceiling.
+"""Train all weights of a model's blocks on the experts' outputs for the same samples (distillation).
 
 It shows how far steps of gradient descent get on the samples that calibration sees, so how much of the gap to the
 experts can be closed with these samples at all. With f and p the final features and the probabilities of the model at
@@ -45,7 +45,7 @@ RATES = (1, 1 / 4, 1 / 16)
 @register_method(
     "distillation",
     "full-weight distillation: steps of Adam on features and scores of the experts, as many as held-out samples "
-    "choose; slow, an upper bound for the same samples",
+    "choose; slow, shows what training reaches on the same samples",
     needs=(
         SAMPLES,
         TRAINING,
