@@ -150,6 +150,9 @@ class AdapterConfig(BaseModel):
         if isinstance(targets, str):
             # "all-linear" is no pattern, in whatever case it is written.
             return is_linear if targets.lower() == _ALL_LINEAR else bool(self._matcher.fullmatch(targets, module))
+        # peft asks for a layer only where the end of a name was meant: a whole name is a target in any layer.
+        if targets is not None and module in targets:
+            return True
         return (targets is None or _ends_with_one(module, targets)) and self._is_in_chosen_layer(module)
 
     def saves(self, module: str) -> bool:

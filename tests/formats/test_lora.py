@@ -283,6 +283,7 @@ SELECTED: list[tuple[dict[str, Any], list[str]]] = [
     ({"target_modules": ["q_proj"], "layers_to_transform": [0, 11]}, [QUERIES[0], QUERIES[2]]),
     ({"target_modules": ["q_proj"], "layers_to_transform": 1}, [QUERIES[1]]),
     ({"target_modules": ["q_proj", "up_proj"], "layers_to_transform": [11]}, [QUERIES[2], MODULES[8]]),
+    ({"target_modules": ["q_proj", "lm_head"], "layers_to_transform": [11]}, [QUERIES[2], "lm_head"]),
     ({"target_modules": ["q_proj"], "layers_to_transform": []}, [*QUERIES, "h.1.q_proj"]),
     ({"target_modules": ["q_proj"], "layers_to_transform": [1], "layers_pattern": "layers"}, [QUERIES[1]]),
     ({"target_modules": ["q_proj"], "layers_to_transform": [1], "layers_pattern": ["h", "no"]}, ["h.1.q_proj"]),
