@@ -67,13 +67,16 @@ def merge_by_recipe(asked: RecipeOrder, out: Path, max_memory: int | None, devic
     from featcal.formats.hub import RECIPE_FILE
     from featcal.suite.schema import suite_from_dict
 
-    content = import_recipe(asked.recipe).suite
-    # A mean of whole models has no base in it; files that lie beside one are then the first model's, as mergekit's are.
-    first = next(iter(content["tasks"].values()))["expert"]
-    suite = suite_from_dict({"base": first, **content, **_given_base(asked)}, Path.cwd(), str(asked.recipe))
+    imported = import_recipe(asked.recipe)
+    content = imported.suite | _given_base(asked)
+    if content["merged"]["method"] == "linear" and asked.base is None:
+        # A mean of whole models has no base in it; files that lie beside one are the first model's, as mergekit's are.
+        content["base"] = next(iter(content["tasks"].values()))["expert"]
+    # As mergekit does, rows of a vocabulary that the base lacks are left out, with a note.
+    suite = suite_from_dict({**content, "vocabulary": "base"}, Path.cwd(), str(asked.recipe))
     document = merge_to_folder(suite, None, None, out, max_memory=max_memory, device=device)
     shutil.copyfile(asked.recipe, out / RECIPE_FILE)
-    return document
+    return {**document, "notes": [*imported.notes, *document["notes"]]}
 
 
 def calibrate_by_recipe(asked: RecipeOrder, kind: str, device: str, as_json: bool) -> int:

@@ -1,12 +1,12 @@
-"""Find changes of experts that a merge leaves out: outside the tower, which alone a recipe merges, and updates that an
-adapter's own configuration does not select."""
+"""Find changes of experts that a merge leaves out: outside the tower, which alone a recipe merges, updates that an
+adapter's own configuration does not select, and rows of a vocabulary that the base does not have."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from featcal.family.opening import Family
-from featcal.formats.weights import Weights
+from featcal.formats.weights import FirstRows, Weights
 from featcal.system.distributed import ALONE, Ranks
 from featcal.system.formatting import some
 
@@ -22,14 +22,24 @@ def note_left_out(family: Family, ranks: Ranks = ALONE) -> dict[str, str]:
     notes = {}
     # Each rank reads the experts whose tasks it leads, and all share what was found.
     for task, expert in ranks.select_led(family.experts).items():
-        if found := [*_find_unselected(expert), *_find_outside(family, expert)]:
+        if found := [*_find_rows(expert), *_find_unselected(expert), *_find_outside(family, expert)]:
             notes[task] = f"expert '{task}': {'; '.join(found)}"
     return ranks.union(notes)
 
 
+def _find_rows(expert: Weights) -> Iterator[str]:
+    """Yield the rows of a vocabulary that an expert has beyond the base's."""
+    if isinstance(expert, FirstRows):
+        rows = {(expert.under.info[name].shape[0] - kept, kept) for name, kept in expert.rows.items()}
+        for more, kept in sorted(rows):
+            count = "one row" if more == 1 else f"{more} rows"
+            yield f"its vocabulary has {count} more than the base's {kept}; what was trained there is left out"
+
+
 def _find_unselected(expert: Weights) -> Iterator[str]:
     """Yield the tensors in an adapter's file that its configuration does not select."""
-    modules: Sequence[str] = getattr(expert, "ignored_modules", ())
+    stored = expert.under if isinstance(expert, FirstRows) else expert
+    modules: Sequence[str] = getattr(stored, "ignored_modules", ())
     if modules:
         count = "one module" if len(modules) == 1 else f"{len(modules)} modules"
         yield (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 import yaml
 from command_line import Run, document
 from mergekit_merges import write_by_formula
-from own_merges import WEIGHTS, write_parents
+from own_merges import TEMPLATE, WEIGHTS, edit_json, edit_tensors, write_parents
 from safetensors.torch import load_file
 from tiny_decoders import ROWS, tiny_decoder
 from tiny_text import tiny_tokenizer
@@ -57,6 +58,47 @@ def test_a_recipe_is_merged_as_a_suite_is(parents: Path, run: Run, tmp_path: Pat
         vectors = zip(WEIGHTS.values(), experts, strict=True)
         expected = base[name] + sum(weight * (one[name] - base[name]) for weight, one in vectors)
         torch.testing.assert_close(tensor, expected, rtol=1e-6, atol=1e-6)
+
+
+def copy_parents(parents: Path, out: Path) -> Path:
+    """Copy base and experts to a folder where a test may change them."""
+    return Path(shutil.copytree(parents, out))
+
+
+def test_a_mean_takes_the_files_of_its_first_model(parents: Path, run: Run, tmp_path: Path) -> None:
+    """Not those of an ancestor that the models name: mergekit has the first model's, and nobody has to fetch it."""
+    own = copy_parents(parents, tmp_path / "own")
+    for task in WEIGHTS:
+        edit_json(own / task / "config.json", _name_or_path=str(own / "base"))
+    (own / "left" / "chat_template.jinja").write_text(TEMPLATE)
+    recipe = weighted(own, tmp_path / "own.yml", "linear")
+    made = document(run("merge", recipe, "--out", tmp_path / "merged", "--json"))
+    assert (tmp_path / "merged" / "chat_template.jinja").read_text() == TEMPLATE
+    assert any(f"base is {own / 'base'}" in note for note in made["notes"])
+
+
+def test_what_a_recipe_asks_for_in_vain_is_said(parents: Path, run: Run, tmp_path: Path) -> None:
+    recipe = weighted(parents, tmp_path / "own.yml", base_model=str(parents / "base"), chat_template="chatml")
+    _, _, err = run("merge", recipe, "--out", tmp_path / "merged")
+    assert "chat_template is not taken over" in err
+
+
+def test_rows_that_the_base_lacks_are_left_out(parents: Path, run: Run, tmp_path: Path) -> None:
+    own = copy_parents(parents, tmp_path / "own")
+    rows = ("model.embed_tokens.weight", "lm_head.weight")
+    edit_tensors(own / "right", lambda name, one: torch.cat([one, one[:2]]) if name in rows else one)
+    size = len(stored(own / "right")[rows[0]])
+    edit_json(own / "right" / "config.json", vocab_size=size)
+    recipe = weighted(own, tmp_path / "own.yml", base_model=str(own / "base"))
+    made = document(run("merge", recipe, "--out", tmp_path / "merged", "--json"))
+    plain = document(
+        run("merge", weighted(parents, recipe, base_model=str(parents / "base")), "--out", tmp_path / "plain", "--json")
+    )
+    found, expected = stored(tmp_path / "merged"), stored(tmp_path / "plain")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    (note,) = [note for note in made["notes"] if note not in plain["notes"]]
+    assert f"expert 'right': its vocabulary has 2 rows more than the base's {size - 2};" in note
 
 
 @pytest.mark.parametrize(
