@@ -37,9 +37,19 @@ def write_model_config(target: Path, adapter: Adapter, model: Weights) -> list[s
     document, notes = adapter.portable(config, model)
     dtype = str(named_dtype(adapter, model.info)).removeprefix("torch.")
     document |= {key: dtype for key in ("dtype", "torch_dtype") if config.get(key) is not None}
+    if not _has_code(document.get("auto_map"), target):
+        document.pop("auto_map", None)
     if document != config:
         save_text(json.dumps(document, indent=2) + "\n", target / "config.json")
     return notes
+
+
+def _has_code(auto_map: Any, folder: Path) -> bool:
+    """Say whether every class of an `auto_map` is in a file of the folder or in another repository: that code is not
+    fetched from the Hub, and with `trust_remote_code` transformers would look for it here."""
+    classes = [*auto_map.values()] if isinstance(auto_map, dict) else []
+    named = [one for found in classes for one in (found if isinstance(found, list) else [found]) if one]
+    return all("--" in one or (folder / f"{one.partition('.')[0]}.py").is_file() for one in named)
 
 
 def write_packed_config(target: Path, adapter: Adapter, model: OnGrid) -> None:

@@ -23,6 +23,7 @@ from featcal.formats.hub import ADAPTERS, CARD_FILE, HEADS, RECORD_FILE
 from featcal.formats.locate import locate
 from featcal.formats.located_model import TEXT_CLASSES, Located, is_classifier
 from featcal.formats.lora import LoraWeights
+from featcal.formats.model_files import TEMPLATES
 from featcal.formats.open_clip import WEIGHT_FILE
 from featcal.formats.open_clip_config import CONFIG_FILE, preprocess_settings, quick_gelu
 from featcal.formats.output import OutputFolder, save_tensors, save_text, stream_tensors
@@ -397,9 +398,10 @@ def copy_tokenizer(container: Path, target: Path) -> list[str]:
 
 
 def _copy_files(container: Path, target: Path) -> list[str]:
-    """Copy configuration, tokenizer, processor and every other non-weight file, and the options of the modules of a
-    sentence-transformers folder."""
+    """Copy configuration, tokenizer, processor and every other non-weight file, the options of the modules of a
+    sentence-transformers folder, and further chat templates."""
     inside = [f"{one}/config.json" for one in module_folders(container)]
+    inside += [str(file.relative_to(container)) for file in sorted((container / TEMPLATES).glob("*.jinja"))]
     for name in inside:
         (target / name).parent.mkdir(exist_ok=True)
         _copy((target / name).parent, [container / name])

@@ -16,6 +16,8 @@ LENGTH_FILE = "sentence_bert_config.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
 POOLING = "sentence_pooling"
 """Option of a configuration that holds the kind of pooling: "mean", "first", or a description of another kind."""
+WEIGHED = "sentence_modules"
+"""Option of a configuration that holds the kinds of the modules with weights of their own, outside the model's."""
 TEXT = "sentence_text"
 """Option of a configuration that holds `SentenceText` as a dictionary."""
 _WITHOUT_WEIGHTS = ("Transformer", "Pooling", "Normalize")
@@ -117,7 +119,8 @@ def sentence_options(folder: Path) -> dict[str, Any]:
     if not modules:
         return {}
     text = SentenceText.from_folder(folder)
-    return {POOLING: _otherwise(folder, text) or _pooling(folder, modules), TEXT: asdict(text)}
+    pooling = _otherwise(folder, text) or _pooling(folder, modules)
+    return {POOLING: pooling, WEIGHED: _weighed(modules), TEXT: asdict(text)}
 
 
 def _otherwise(folder: Path, text: SentenceText) -> str:
@@ -134,9 +137,16 @@ def _otherwise(folder: Path, text: SentenceText) -> str:
     return ""
 
 
+def _module_kinds(modules: list[Mapping[str, Any]]) -> list[str]:
+    return [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+
+
+def _weighed(modules: list[Mapping[str, Any]]) -> list[str]:
+    return [kind for kind in _module_kinds(modules) if kind not in _WITHOUT_WEIGHTS]
+
+
 def _pooling(folder: Path, modules: list[Mapping[str, Any]]) -> str:
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
-    others = [kind for kind in kinds if kind not in _WITHOUT_WEIGHTS]
+    kinds, others = _module_kinds(modules), _weighed(modules)
     if others or _path(modules[0]):
         return f"{', '.join(others) or 'a Transformer'} in {MODULES_FILE}"
     paths = [_path(module) for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -140,12 +141,21 @@ def test_dtype_tokenizer_and_generation_config_are_kept(kind: str, tmp_path: Pat
     settings = {"temperature": 0.3, "do_sample": True, "eos_token_id": 1}
     (tmp_path / "merged" / "generation_config.json").write_text(json.dumps(settings))
     (tmp_path / "merged" / "tokenizer.model").write_bytes(b"pieces")
+    template = tmp_path / "merged" / "additional_chat_templates" / "tool_use.jinja"
+    template.parent.mkdir()
+    template.write_text("{{ tools }}")
+    config = tmp_path / "merged" / "config.json"
+    stated = json.loads(config.read_text())
+    code = {"AutoConfig": "configuration_own.OwnConfig", "AutoModel": "there/repo--modeling_own.OwnModel"}
+    config.write_text(json.dumps({**stated, "auto_map": code}))
     calibrate(trial.family, trial.config()).save(tmp_path / "out")
     written, merged = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "merged"))
     assert {n: (t.dtype, t.shape) for n, t in written.items()} == {n: (t.dtype, t.shape) for n, t in merged.items()}
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == settings
     assert (tmp_path / "out" / "tokenizer.model").read_bytes() == b"pieces"
+    assert (tmp_path / "out" / template.relative_to(tmp_path / "merged")).read_text() == "{{ tools }}"
+    assert "auto_map" not in json.loads((tmp_path / "out" / "config.json").read_text())  # one of its files is missing
     before, after = (measure_drift(trial.family, one, split="calibration") for one in ("merged", str(tmp_path / "out")))
     for task in TASKS:
         assert after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift
@@ -191,6 +201,20 @@ def test_gpt2_files_of_the_hub_have_bare_names_and_masks(tmp_path: Path) -> None
     again = open_family(load_suite(tmp_path / "suite.yaml"), "cpu")
     found = again.base.read(again.adapter.tower)
     assert all(found[name].equal(tensor) for name, tensor in expected.items())
+
+
+def test_modules_of_sentence_transformers_with_weights_of_their_own_are_refused(tmp_path: Path) -> None:
+    """A merge would keep their options and lose their weights; pooling alone has none."""
+    fresh("llama", tmp_path)
+    modules = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"}
+    for count, said in ((2, None), (3, r"base: a sentence-transformers folder with Dense in modules.json")):
+        listed = [{"path": path, "type": f"models.{kind}"} for path, kind in [*modules.items()][:count]]
+        for path in [*modules][1:count]:
+            (tmp_path / "base" / path).mkdir(exist_ok=True)
+            (tmp_path / "base" / path / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+        (tmp_path / "base" / "modules.json").write_text(json.dumps(listed))
+        with nullcontext() if said is None else pytest.raises(InputError, match=said):
+            open_family(load_suite(tmp_path / "suite.yaml"), "cpu")
 
 
 def test_texts_longer_than_the_table_of_positions_are_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from featcal.formats.checkpoint import read_config
 from featcal.formats.load_pretrained import load_complete
+from featcal.formats.sentences import MODULES_FILE, WEIGHED
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Batch, Block, Call, TokenOptions, check_buffers
 from featcal.models.attention import choose_attention
@@ -36,6 +37,7 @@ from featcal.models.families.renamed_block import NamedBlock
 from featcal.models.families.sublayers import PartedStage
 from featcal.models.generation import Generator
 from featcal.models.standing_in import capture_calls
+from featcal.system.errors import InputError
 
 _LENGTHS = ("max_position_embeddings", "max_seq_len")
 """Options of a configuration that state how long a text may be."""
@@ -115,6 +117,11 @@ class Decoder(LanguageModel):
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
         facts = self.facts
+        if weighed := config.get(WEIGHED):
+            raise InputError(
+                f"a sentence-transformers folder with {', '.join(weighed)} in {MODULES_FILE}, whose weights featcal "
+                "neither merges nor writes; of decoders it takes those without such modules"
+            )
         self._config = self.config_class(**config)
         self._device, self._tied = device, bool(self._config.tie_word_embeddings)
         self._head = stored_name(facts, f"{facts.head}.weight")

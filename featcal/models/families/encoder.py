@@ -19,7 +19,7 @@ from torch.func import functional_call
 from featcal.formats.checkpoint import read_config
 from featcal.formats.load_pretrained import load_complete, load_pretrained
 from featcal.formats.located_model import Located
-from featcal.formats.sentences import POOLING, TEXT, SentenceText
+from featcal.formats.sentences import POOLING, TEXT, WEIGHED, SentenceText
 from featcal.formats.tokenizers import open_prompt_tokenizer
 from featcal.models.adapter import (
     Adapter,
@@ -114,7 +114,7 @@ class Encoder(Adapter):
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
         facts = self.facts = _pooling(self.facts, config.get(POOLING))
-        own = {name: value for name, value in config.items() if name not in (POOLING, TEXT)}
+        own = {name: value for name, value in config.items() if name not in (POOLING, TEXT, WEIGHED)}
         self.model, checked = self.build(own, device)
         if facts.pooling_option:
             facts = self.facts = _choose_pooling(facts, str(getattr(checked, facts.pooling_option)))
