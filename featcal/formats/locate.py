@@ -13,12 +13,14 @@ from featcal.formats.located_model import Located
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import is_open_clip_folder, locate_open_clip, located_folder
 from featcal.formats.open_clip_config import PREFIXES
-from featcal.formats.peft import task_type
+from featcal.formats.peft import CONFIG_FILE as ADAPTER_CONFIG
+from featcal.formats.peft import explain_missing_base, task_type
 from featcal.formats.sentences import sentence_options
 from featcal.formats.weights import Canonical, name_shared
 from featcal.system.errors import InputError
 from featcal.system.formatting import shorten
 from featcal.system.in_memory import is_held
+from featcal.system.json_files import read_json
 
 _LAYERS = frozenset({"num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "layers"})
 _SIZES = frozenset({
@@ -66,6 +68,8 @@ def locate(ref: str, root: Path, label: str, *, unpack: bool = False) -> Located
     folder = local_folder(under, root, label)
     if adapter is None and is_open_clip_folder(folder):
         return located_folder(folder, label, under)
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
+        raise InputError(f"{label}: {explain_missing_base(read_json(folder / ADAPTER_CONFIG), under)}")
     config = read_config(folder, label) | sentence_options(folder)
     # Before any library sees them: it would ask for memory or time by absurd numbers.
     _check_sizes(config, f"{label}: {folder / 'config.json'}")

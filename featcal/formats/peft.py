@@ -250,6 +250,18 @@ def read_adapter_config(folder: Path, label: str) -> AdapterConfig:
     return config
 
 
+def explain_missing_base(adapter: Mapping[str, Any], ref: str) -> str:
+    """Say how an adapter is given, of which only its own part of the reference was.
+
+    Args:
+        adapter: content of its `adapter_config.json`.
+        ref: its folder or Hub id.
+    """
+    named = adapter.get("base_model_name_or_path")
+    base = named if isinstance(named, str) and named else "BASE"
+    return f"{ref} is a LoRA adapter, which is a model together with its base alone; give {base}+{ref}"
+
+
 def task_type(folder: Path) -> str:
     """Return the task type of a peft folder, such as "SEQ_CLS"; "" if it is not given or cannot be read."""
     with suppress(InputError):

@@ -22,7 +22,7 @@ from featcal.formats.located_model import Located
 from featcal.formats.lora import LoraWeights, split_lora
 from featcal.formats.open_clip import OpenClipModel
 from featcal.formats.open_clip_config import FILE_PREFIX, FOLDER_PREFIX, HUB_PREFIX
-from featcal.formats.peft import CONFIG_FILE, read_adapter_config, task_type
+from featcal.formats.peft import CONFIG_FILE, explain_missing_base, read_adapter_config, task_type
 from featcal.formats.pickles import PICKLED_INDEX, select_pickled
 from featcal.formats.quick_gelu import check_activation
 from featcal.formats.weights import Canonical, Stored
@@ -105,6 +105,8 @@ class Places:
             _check_adapter(adapter, label)
         if isinstance(under, Path):
             return locate(str(under), self._root, label)
+        if isinstance(under, RemoteModel) and under.config is None and under.adapter is not None:
+            raise InputError(f"{label}: {explain_missing_base(under.adapter, under.ref)}")
         remote = under.locate(label) if under is not None else None
         return _apply_adapter(remote, adapter) if remote is not None and isinstance(adapter, Path) else remote
 

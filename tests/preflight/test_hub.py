@@ -191,6 +191,20 @@ def test_shards_of_a_model_on_the_hub(several: Path, hub: Callable[..., FakeHub]
         Places(several).locate("some/several/tuned/pets", "m")
 
 
+def test_an_adapter_without_its_base_is_no_expert(
+    edit_suite: Edit, hub: Callable[..., FakeHub], tmp_path: Path
+) -> None:
+    own = tmp_path / "adapter"
+    own.mkdir()
+    save_file({"base_model.model.q_proj.lora_A.weight": torch.zeros(1, 2)}, own / "adapter_model.safetensors")
+    (own / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "some/base"}))
+    hub({"some/lora": own})
+    for ref in ("some/lora", str(own)):
+        (problem,) = check_suite(load_suite(edit_suite(referring(pets=ref)))).problems
+        assert problem.startswith(f"expert 'pets': {ref} is a LoRA adapter")
+        assert problem.endswith(f"give some/base+{ref}")
+
+
 def test_what_a_training_run_left_on_the_hub_is_named(several: Path, hub: Callable[..., FakeHub]) -> None:
     folder = several / "tuned" / "pets"
     (folder / "model.safetensors").unlink()
