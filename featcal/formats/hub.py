@@ -30,6 +30,15 @@ RECORD_FILE = "featcal.json"
 """The record that featcal writes beside a model."""
 HEADS, ADAPTERS = "heads", "adapters"
 """Folders that featcal writes beside the weights, with one entry per task; also their keys in a record."""
+_OWNERS = {
+    "openai-community": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
+    "FacebookAI": ("roberta-base", "roberta-large", "xlm-roberta-base", "xlm-roberta-large"),
+    "google-bert": ("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased"),
+    "google-t5": ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b"),
+    "distilbert": ("distilgpt2", "distilroberta-base"),
+}  # fmt: skip
+_WITHOUT_OWNER = {name: f"{owner}/{name}" for owner, names in _OWNERS.items() for name in names}
+"""Models that older files call by a name alone → their ids on the Hub, which still answers to the old ones."""
 _COMMIT = 40
 """Pattern of a commit: its hexadecimal digits."""
 _PART = r"(?!\.+(?:[/@]|$))[\w.-]+"
@@ -98,12 +107,13 @@ class HubModel:
 
 
 def hub_model(ref: str) -> HubModel | None:
-    """Parse `OWNER/NAME[/FOLDER][@REVISION]`; None for a text of another form.
+    """Parse `OWNER/NAME[/FOLDER][@REVISION]`, or the old name of a well-known model; None for a text of another form.
 
-    >>> hub_model("owner/name/sub/folder@v1").folder, hub_model("owner/name/../x")
-    ('sub/folder', None)
+    >>> hub_model("owner/name/sub/folder@v1").folder, hub_model("owner/name/../x"), hub_model("gpt2").repo
+    ('sub/folder', None, 'openai-community/gpt2')
     """
-    found = _ID.fullmatch(ref)
+    name, at, revision = ref.partition("@")
+    found = _ID.fullmatch(f"{_WITHOUT_OWNER.get(name, name)}{at}{revision}")
     return found and HubModel(ref, found["repo"], found["folder"] or "", found["revision"])
 
 

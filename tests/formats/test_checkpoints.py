@@ -187,6 +187,10 @@ def test_hub_cache_is_read_in_the_hubs_own_layout(tmp_path: Path, monkeypatch: p
         ("owner/name//a", None),
         ("owner/name/a/", None),
         ("owner/name/*", None),
+        ("gpt2", ("openai-community/gpt2", "", None)),
+        ("roberta-base@v1", ("FacebookAI/roberta-base", "", "v1")),
+        ("gpt2/sub", ("gpt2/sub", "", None)),
+        ("unknown", None),
     ],
 )
 def test_what_an_id_of_the_hub_names(ref: str, parts: tuple[str, str, str | None] | None) -> None:
