@@ -203,10 +203,11 @@ def _read_configuration(folder: Path) -> tuple[str, MergedModels] | None:
     if file.is_file():
         content, where = read_yaml(file), RECIPE_FILE
     else:
-        quoted = re.search(r"^```ya?ml\n(.*?merge_method.*?)^```", read_card_text(folder), re.DOTALL | re.MULTILINE)
-        if quoted is None:
+        blocks = re.findall(r"^```ya?ml\n(.*?)^```", read_card_text(folder), re.DOTALL | re.MULTILINE)
+        recipes = [one for one in blocks if re.search(r"^merge_method:", one, re.MULTILINE)]
+        if len(recipes) != 1:  # of several steps none alone says what the weights were made of
             return None
-        content, where = parse_yaml(quoted[1], str(folder / CARD_FILE)), CARD_FILE
+        content, where = parse_yaml(recipes[0], str(folder / CARD_FILE)), CARD_FILE
     if not isinstance(content, dict) or not is_configuration(content):
         return None
     return where, read_contents(content, folder, str(folder / where))

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from featcal.formats.conversions import UNTIE
+from featcal.formats.conversions import SAVE_ANEW, UNTIE
 from featcal.formats.weights import TensorInfo, Weights
 from featcal.models.adapter import Adapter
 from featcal.system.formatting import some
@@ -45,6 +45,12 @@ def list_differences(adapter: Adapter, weights: Weights, config: Mapping[str, An
     if another:
         return [f"{label}: {another}"]
     head = _tied_head(adapter, config or {}, missing)
+    if head and adapter.aliases:  # T5, whose files decide
+        return [
+            f"{label}: it has no head beside its embedding, and the base's file holds '{head}'. If that repeats the "
+            "base's embedding, as in pickles of old, save the base anew, which writes it once, and give ANEW as the "
+            f"base:\n    {SAVE_ANEW}"
+        ]
     missing = [name for name in missing if name != head]
     renamed, sentences = _renames({n: expected[n] for n in missing}, {n: found[n].shape for n in extra})
     problems = [f"{label}: {sentence}" for sentence in sentences]
@@ -83,8 +89,8 @@ def list_differences(adapter: Adapter, weights: Weights, config: Mapping[str, An
 
 def _tied_head(adapter: Adapter, config: Mapping[str, Any], missing: Sequence[str]) -> str:
     """Return the name of the base's head if it is the only missing tensor, because the model ties its own; else ""."""
-    head = adapter.vocabulary[-1] if len(adapter.vocabulary) == 2 and not adapter.aliases else ""
-    return head if [*missing] == [head] and config.get("tie_word_embeddings", True) else ""
+    head = adapter.vocabulary[-1] if len(adapter.vocabulary) == 2 else ""
+    return head if head and [*missing] == [head] and config.get("tie_word_embeddings", True) else ""
 
 
 def _another_kind(adapter: Adapter, config: Mapping[str, Any]) -> str:

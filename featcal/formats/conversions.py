@@ -14,16 +14,20 @@ _LIGHTNING = (
     'p = "model." if all(k.startswith("model.") for k in w) else ""',
     'save_file({k.removeprefix(p): v.clone().contiguous() for k, v in w.items()}, sys.argv[2], {"format": "pt"})',
 )
-_UNTIE = (
-    "import sys, torch, transformers as t",
+_LOAD = (
     "base, out = sys.argv[1:]",
     'm = getattr(t, t.AutoConfig.from_pretrained(base).architectures[0]).from_pretrained(base, dtype="auto")',
+)
+_UNTIE = (
+    "import sys, torch, transformers as t",
+    *_LOAD,
     "m.config.tie_word_embeddings = m.config.get_text_config().tie_word_embeddings = False",
     "h = m.get_output_embeddings()",
     "h.weight = torch.nn.Parameter(h.weight.detach().clone())",
     "m.save_pretrained(out)",
     "t.AutoProcessor.from_pretrained(base).save_pretrained(out)",
 )
+_SAVE_ANEW = ("import sys, transformers as t", *_LOAD, *_UNTIE[-2:])
 
 
 def _python(steps: Collection[str]) -> str:
@@ -32,6 +36,8 @@ def _python(steps: Collection[str]) -> str:
 
 UNTIE = f"{_python(_UNTIE)} MODEL UNTIED"
 """Command that gives a model a separate head, if its head is tied to its embedding."""
+SAVE_ANEW = f"{_python(_SAVE_ANEW)} BASE ANEW"
+"""Command by which transformers loads a model and writes it anew, tensors that are tied once."""
 _RUNS_CODE = ", where you trust it, since it is pickled and loading it can run code"
 _DEEPSPEED = "python -m deepspeed.utils.zero_to_fp32 FOLDER FOLDER --safe_serialization"
 _TRAINING_STATES = (

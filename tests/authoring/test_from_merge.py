@@ -50,9 +50,19 @@ def test_a_configuration_names_base_and_experts_from_where_it_was_run(folder: Pa
 def test_a_card_that_quotes_the_configuration_says_the_same(folder: Path) -> None:
     card(folder, f"# merge\n\n```yaml\n{yaml.safe_dump(recipe())}```", base_model=[], tags=["mergekit", "merge"])
     quoted = find_origins(folder, None, {})
+    other = "```yaml\nlicense: mit\n```\n\nMerged with `merge_method: ties`.\n\n"
+    card(folder, f"{other}```yaml\n{yaml.safe_dump(recipe())}```", base_model=[], tags=["mergekit", "merge"])
+    assert find_origins(folder, None, {}).experts == quoted.experts
     write(folder, recipe())
     assert quoted.where == "README.md"
     assert find_origins(folder, None, {}).experts == quoted.experts
+
+
+def test_of_a_card_with_several_recipes_the_models_that_it_lists_count(folder: Path) -> None:
+    steps = "\n".join(f"```yaml\n{yaml.safe_dump(recipe(method))}```\n" for method in ("ties", "slerp"))
+    card(folder, steps, base_model=["some/first", "some/second"], tags=["mergekit", "merge"])
+    with pytest.raises(InputError, match=r"README.md names 'some/first', 'some/second', but not the model"):
+        find_origins(folder, None, {})
 
 
 @pytest.mark.parametrize(

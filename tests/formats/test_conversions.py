@@ -12,8 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from featcal.family.differences import list_differences
 from featcal.formats.checkpoint import stored_names
 from featcal.formats.conversions import explain_training_state, untie_base
+from featcal.formats.locate import locate
+from featcal.models.families.registry import adapter_for
 from featcal.system.errors import InputError
 
 STATES = {
@@ -101,6 +104,35 @@ def test_the_command_that_unties_a_base_works(tmp_path: Path, kind: str) -> None
     assert after["lm_head.weight"].equal(before[embedding])
     assert json.loads((tmp_path / "own head/config.json").read_text())["tie_word_embeddings"] is False
     assert (tmp_path / "own head/tokenizer.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_command_that_saves_a_base_anew_leaves_out_a_head_that_repeats_its_embedding(tmp_path: Path) -> None:
+    """As in a pickle of T5, whose experts, saved since, hold the embedding alone."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {"d_model": 8, "d_kv": 4, "num_heads": 2, "d_ff": 16, "num_layers": 1, "vocab_size": 20}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))
+    for folder in ("base", "expert"):
+        model.save_pretrained(tmp_path / folder)
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "base" / "pytorch_model.bin")
+
+    def differences(base: str) -> list[str]:
+        found, expert = (locate(str(tmp_path / one), tmp_path, one) for one in (base, "expert"))
+        adapter = adapter_for(found.config, found.names, torch.device("cpu"), base)
+        return list_differences(adapter, expert.open(adapter.canonical, adapter.aliases), expert.config)
+
+    (problem,) = differences("base")
+    assert problem.startswith("expert: it has no head beside its embedding, and the base's file holds 'lm_head.weight'")
+    run_last_line(problem, str(tmp_path / "base"), str(tmp_path / "anew"))
+    assert differences("anew") == []
+    anew = load_file(tmp_path / "anew" / "model.safetensors")
+    assert anew["shared.weight"].equal(model.state_dict()["shared.weight"])
 
 
 def test_only_a_tied_head_can_be_untied() -> None:
