@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from filecmp import cmp
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from featcal.formats.open_clip import WEIGHT_FILE
 from featcal.formats.open_clip_config import CONFIG_FILE, preprocess_settings, quick_gelu
 from featcal.formats.output import OutputFolder, save_tensors, save_text, stream_tensors
 from featcal.formats.sentences import module_folders
-from featcal.formats.tokenizers import TOKENIZER_FILES
+from featcal.formats.tokenizers import TEXT_FILES, TOKENIZER_FILES, text_folder
 from featcal.formats.weights import Stored, TensorInfo, Weights, group_by_size
 from featcal.models.adapter import Adapter, Batch, Block
 from featcal.models.compute import Compute
@@ -322,10 +323,27 @@ def write_beside(container: Located, target: Path, adapter: Adapter, model: Weig
     written = _copy_files(container.folder, target)
     written += say_processor(target)
     say_tokenizer(target)
-    notes = write_model_config(target, adapter, model)
+    notes = [*write_model_config(target, adapter, model), *_note_text_files(container)]
     if isinstance(model, OnGrid):
         write_packed_config(target, adapter, model)
     return written, notes
+
+
+def _note_text_files(container: Located) -> Iterator[str]:
+    """Note the files of a tokenizer beside an adapter that are others than the base's, which are written."""
+    own = text_folder(container)
+    other = [
+        name
+        for name in TEXT_FILES
+        if own != container.folder
+        and (own / name).is_file()
+        and not ((container.folder / name).is_file() and cmp(own / name, container.folder / name, shallow=False))
+    ]
+    if other:
+        yield (
+            f"beside the adapter lie {some(other)}, other than the base's, which were written; copy them from {own} if "
+            "texts are to be read as in its training"
+        )
 
 
 def _outputs(adapter: Adapter, model: Weights, inputs: Batch) -> torch.Tensor:

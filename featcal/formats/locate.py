@@ -82,7 +82,7 @@ def locate(ref: str, root: Path, label: str, *, unpack: bool = False) -> Located
         whole = Checkpoint(folder, label, name_shared(names, canonical, aliases))
         return whole if lora is None else LoraWeights(whole, lora, label, canonical, aliases)
 
-    return Located(label, folder, config, names, open_tensors, "" if lora is None else task_type(lora))
+    return Located(label, folder, config, names, open_tensors, "" if lora is None else task_type(lora), lora)
 
 
 def _locate_packed(folder: Path, label: str, config: Mapping[str, Any], names: Sequence[str]) -> Located:

@@ -55,6 +55,8 @@ class Located:
     """Function that opens the model under canonical names, given the adapter's `canonical` and `aliases`."""
     trained_for: str = ""
     """`task_type` of the LoRA adapter of the model; empty without an adapter, or if it is not given."""
+    adapter_folder: Path | None = None
+    """Folder of that adapter, if it is on this machine."""
 
     @property
     def classifies(self) -> bool:

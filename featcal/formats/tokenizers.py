@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.formats.in_memory import name_place
+from featcal.formats.located_model import Located
 from featcal.system.errors import InputError, NoScores
 from featcal.system.json_files import read_json
 
@@ -16,6 +17,15 @@ VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", *PIECES)
 TOKENIZER_FILES = (
     *VOCABULARY_FILES, "tokenizer_config.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
 )  # fmt: skip
+
+TEXT_FILES = (*TOKENIZER_FILES, "chat_template.jinja")
+"""Files of a tokenizer and its chat template."""
+
+
+def text_folder(model: Located) -> Path:
+    """Return the folder with a model's tokenizer and chat template: its adapter's, if any of them lie there."""
+    own = model.adapter_folder
+    return own if own is not None and any((own / name).is_file() for name in TEXT_FILES) else model.folder
 
 
 def has_chat_template(folder: Path) -> bool:

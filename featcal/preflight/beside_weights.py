@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.formats.located_model import Located, explain_model_errors
-from featcal.formats.tokenizers import TOKENIZER_FILES
+from featcal.formats.tokenizers import TOKENIZER_FILES, text_folder
 from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter
 from featcal.models.families.registry import adapter_for
@@ -103,7 +103,7 @@ class Side:
     @cached_property
     def template(self) -> Any:
         """Return the model's chat template, one text or one per use; None without one."""
-        return Folder(self.folder).template
+        return Folder(text_folder(self.located)).template
 
     @property
     def vocabulary(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ import torch
 from featcal.family.opening import WITHOUT_BASE, Family, classify, open_family, open_model
 from featcal.formats.hub import hub_model
 from featcal.formats.located_model import Located, explain_model_errors
+from featcal.formats.tokenizers import text_folder
 from featcal.formats.weights import FirstRows, TensorInfo, Weights
 from featcal.models.adapter import Adapter
 from featcal.models.families.registry import adapter_for
@@ -109,7 +110,7 @@ def add_notes(suite: Suite, opened: Opened) -> None:
         if base is not None and role != suite.origin_role:
             report.notes += _declared_base(suite, role, base, found, opened.weights.get(role))
             text = opened.adapter is not None and opened.adapter.modality != "pixels"
-            disagreement = tokenizer_disagreement(base.folder, found.folder)
+            disagreement = tokenizer_disagreement(base.folder, text_folder(found))
             if disagreement and role != "merged":
                 unused = "" if text else "; pictures are not affected"
                 sentence = f"{role}: {disagreement.sentence}; featcal reads text with the base's tokenizer{unused}"

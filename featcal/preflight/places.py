@@ -255,4 +255,4 @@ def _apply_adapter(under: Located, adapter: Path) -> Located:
     def open_stored(canonical: Canonical, aliases: Mapping[str, str]) -> Stored:
         return LoraWeights(under.open(canonical, aliases), adapter, under.label, canonical, aliases)
 
-    return replace(under, open=open_stored, trained_for=task_type(adapter))
+    return replace(under, open=open_stored, trained_for=task_type(adapter), adapter_folder=adapter)

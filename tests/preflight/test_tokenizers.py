@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from own_merges import TEMPLATE, exchange_tokens
+from safetensors.torch import load_file
+from tiny_text import tiny_tokenizer, write_lora, write_text_suite
 
+from featcal.export.write import rewrite
+from featcal.preflight.check import check_suite
 from featcal.preflight.tokenizers import tokenizer_disagreement
+from featcal.suite.schema import load_suite
 from featcal.system.errors import InputError
 
 
@@ -101,3 +108,30 @@ def test_files_of_sentencepiece_are_compared_as_they_are(tmp_path: Path) -> None
     assert said is not None
     assert not said.changed
     assert said.sentence.startswith("its 'tokenizer.model' is another file than the base's; which tokens differ")
+
+
+def test_the_tokenizer_beside_an_adapter_is_looked_at(tmp_path: Path) -> None:
+    """It is what the expert was trained with; beside the base lies the base's."""
+    file, adapter = write_text_suite(tmp_path, "t5"), tmp_path / "adapter"
+    write_lora(adapter, load_file(tmp_path / "base" / "model.safetensors"), 3, 0.1)
+    content = yaml.safe_load(file.read_text())
+    task = next(iter(content["tasks"]))
+    content["tasks"][task]["expert"] = "base+adapter"
+    file.write_text(yaml.safe_dump(content))
+
+    def problems() -> list[str]:
+        return [one for one in check_suite(load_suite(file), probe=False).problems if "tokenizer" in one]
+
+    def notes(out: str) -> list[str]:
+        written = rewrite(f"{tmp_path / 'base'}+{adapter}", tmp_path / out)["notes"]
+        return [one for one in written if "beside the adapter" in one]
+
+    tiny_tokenizer("t5").save_pretrained(adapter)
+    assert (problems(), notes("same")) == ([], [])
+    exchange_tokens(adapter)
+    (adapter / "chat_template.jinja").write_text(TEMPLATE)
+    assert [one.startswith(f"expert '{task}': its tokenizer differs in 2 of the base's") for one in problems()] == [
+        True
+    ]
+    (note,) = notes("other")
+    assert note.startswith("beside the adapter lie 'tokenizer.json', 'chat_template.jinja', other than the base's")
