@@ -85,16 +85,16 @@ def find_subject(named: str) -> dict[str, Any]:
 def _write_suite(folder: Path, origins: Origins) -> Path:
     """Write the suite file of a merge and its models, measured on texts that the experts write; return the file."""
     file = _suites() / f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}.yaml"
-    # Rows of a vocabulary that the base lacks are said to be there, and left out.
-    parts = SuiteParts(
-        origins.base, origins.experts, {}, str(folder), sample_source(state.selection().n), {"vocabulary": "base"}
-    )
+    # All beginnings: the file is everybody's who checks this folder, whatever number of samples they look at. Rows of a
+    # vocabulary that the base lacks are said to be there, and left out.
+    parts = SuiteParts(origins.base, origins.experts, {}, str(folder), sample_source(None), {"vocabulary": "base"})
     begun = write_suite_text(parts, file)
     if begun.missing:
         raise InputError(*begun.missing)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)  # what it was made of may be another by now
-    write_draft(begun.text, file)
+    if not file.is_file() or file.read_text(encoding="utf-8") != begun.text:
+        file.unlink(missing_ok=True)  # what it was made of is another by now
+        write_draft(begun.text, file)
     return file
 
 

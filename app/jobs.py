@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -188,11 +188,12 @@ def finished_scores(
 
 
 def finished_report(
-    session: Session, models: Iterable[ModelRef], on: EvaluationSamples, seconds: float
+    session: Session, models: Collection[ModelRef], on: EvaluationSamples, seconds: float
 ) -> bytes | None:
     """Return the report of a job; None until it is written."""
     args = {
-        "models": [_model_argument(model) for model in models],
+        "models": [model.name for model in models],
+        **_made(*models),
         **asdict(on),
         "split": on.split or session.split,
     }
@@ -215,7 +216,7 @@ def has_job(kind: str, args: Mapping[str, Any]) -> bool:
 
 
 def _score_args(session: Session, model: ModelRef, view: EvaluationSamples) -> dict[str, Any]:
-    return {"model": _model_argument(model), **asdict(view), "split": view.split or session.split}
+    return {"model": model.name, **_made(model), **asdict(view), "split": view.split or session.split}
 
 
 def _order(kind: str, args: Mapping[str, Any]) -> JobOrder:
@@ -223,12 +224,14 @@ def _order(kind: str, args: Mapping[str, Any]) -> JobOrder:
     return order(kind, state.suite_reference(), args, state.stamp())
 
 
-def _model_argument(model: ModelRef) -> str:
-    """Return a model in the form of a job's argument; for one that a job has calibrated, the folder of that job."""
-    if model.config is None or model.of is None:
-        return model.name
-    made = Queue().result(_order("calibrate", _calibrate_args(model.config, model.of)))
-    return model.name if made is None else str(made["out"])
+def _made(*models: ModelRef) -> dict[str, dict[str, str]]:
+    """Return the argument that says which of the models jobs have calibrated: their folders by name."""
+    found = dict[str, str]()
+    for model in models:
+        if model.config is not None and model.of is not None:
+            made = Queue().result(_order("calibrate", _calibrate_args(model.config, model.of)))
+            found |= {} if made is None else {model.name: str(made["out"])}
+    return {"made": found} if found else {}
 
 
 def visitor() -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from app import options, state
 from app.selection import CALIBRATED, NOTHING
 from featcal.figures.verdict.measure import is_repairable
 from featcal.models.model import tasks_with_own_modules
-from featcal.session.model_names import recorded_calibration
 from featcal.session.model_ref import MERGED, ModelRef
 from featcal.session.session import Session
-from featcal.suite.methods import REFERENCE
 from featcal.suite.name_grammar import model_name
 
 _WHY = {
@@ -52,7 +48,8 @@ def merge_of(session: Session, *names: str | None) -> ModelRef:
         while model is not None:
             if not why_not(session, model):
                 return model
-            model = _find_start(session, model)
+            made = session.fit.find_calibration(model)
+            model = model.of if made is None else made[1]
     return MERGED
 
 
@@ -75,12 +72,3 @@ def fields_beside_merge(name: str) -> dict[str, str]:
     """
     parts = model_name(name)
     return {"beside": name, **({"merge": parts.of} if parts.kind == "calibrated" and parts.of is not None else {})}
-
-
-def _find_start(session: Session, model: ModelRef) -> ModelRef | None:
-    """Return the model from which a model was made, also by the record of a calibrated
-    folder; None if it is the suite's own.
-    """
-    if model.kind == REFERENCE and not is_repairable(model):
-        return session.resolve(recorded_calibration(Path(model.name))[1])
-    return model.of

@@ -47,7 +47,7 @@ def offer(session: Session, models: Mapping[str, ModelRef], on: EvaluationSample
     if is_long(session, seconds):
         content = jobs.finished_report(session, models.values(), on, seconds)
     else:
-        content = _write_on_request(row, session, names, on)
+        content = _write_on_request(row, session, models, on)
     if content is not None:
         name = download_name("report", sample_origin(session, on, models))
         row.download_button(
@@ -58,14 +58,15 @@ def offer(session: Session, models: Mapping[str, ModelRef], on: EvaluationSample
 
 
 def _write_on_request(
-    row: DeltaGenerator, session: Session, names: tuple[str, ...], on: EvaluationSamples
+    row: DeltaGenerator, session: Session, models: Mapping[str, ModelRef], on: EvaluationSamples
 ) -> bytes | None:
-    """Write the report when its button is pressed; return it as long as the same models and samples are shown."""
-    asked = state.stamp(), names, on
+    """Write the report when its button is pressed; return it as long as the same models, with the same files, and
+    samples are shown."""
+    asked = state.stamp(), tuple(model.key for model in models.values()), on
     if row.button("Write a report", icon=":material/description:"):
         st.session_state.pop(_WRITTEN, None)
         try:
-            st.session_state[_WRITTEN] = asked, _write(session, names, on)
+            st.session_state[_WRITTEN] = asked, _write(session, tuple(one.name for one in models.values()), on)
         except FeatcalError as error:
             view.problem(error)
     made_for, content = st.session_state.get(_WRITTEN, (None, None))

@@ -79,6 +79,7 @@ def _select_beside(run: HistoryEntry) -> dict[str, Any]:
     by its name."""
     if run.model == EXPERT:  # every page has them beside its models already
         return {}
+    recording.resolve_run(state.current_session(), run)
     beside = {"merge": HOME.merge, **on_table.fields_beside_merge(run.model)}
     if not run.options:
         return beside
@@ -97,6 +98,7 @@ def _choose_both(run_a: str, run_b: str) -> None:
     """Compare two runs on every page."""
     choose_run(run_b)
     try:
+        recording.resolve_run(state.current_session(), History().get(run_a))
         a, b = History().get(run_a).model, History().get(run_b).model
         # The sliders show a calibration of the merge on the table alone.
         same = on_table.merge_of(state.current_session(), a).name == on_table.merge_of(state.current_session(), b).name
@@ -188,9 +190,11 @@ def _list(runs: Sequence[HistoryEntry]) -> None:
         alt=f"{len(frame)} rows of runs: name, options, samples, mean and worst score, drift, time",
     )
     left, right = st.columns(2)
+    kept = set(frame["run"])
+    exported = [run for run in runs if run.id in kept]
     left.download_button(
         "Download CSV",
-        lambda: run_tables.run_export(runs).to_csv(index=False).encode(),
+        lambda: run_tables.run_export(exported).to_csv(index=False).encode(),
         "featcal-runs.csv",
         "text/csv",
         on_click="ignore",
@@ -198,7 +202,7 @@ def _list(runs: Sequence[HistoryEntry]) -> None:
     )
     right.download_button(
         "Download JSON",
-        lambda: json.dumps({"runs": [run.to_json() for run in runs]}, indent=2, allow_nan=False),
+        lambda: json.dumps({"runs": [run.to_json() for run in exported]}, indent=2, allow_nan=False),
         "featcal-runs.json",
         "application/json",
         on_click="ignore",
@@ -355,7 +359,7 @@ def _flips(session: Session, runs: tuple[HistoryEntry, HistoryEntry], measured: 
     on = EvaluationSamples(measured.samples, measured.split, measured.seed)
     try:
         with state.progress() as report:
-            models = [session.resolve(run.model) for run in runs]
+            models = [recording.resolve_run(session, run) for run in runs]
             for model in models:
                 session.measure.features(model, on, report)
             before, after = (recording.score_run(session, model, on, measured.how, report) for model in models)

@@ -18,14 +18,16 @@ compared = compare.choose_in_sidebar(session)
 with state.progress() as report:
     found = {shown: session.measure.features(model, on, report) for shown, model in compared.models.items()}
 features = pd.DataFrame({shown: tables.mean_cosines(one) for shown, one in found.items()})
-vectors = pd.DataFrame({shown: session.measure.vector_cosines(model) for shown, model in compared.models.items()})
+of_weights = compared.models if session.family.is_base_known else {}
+vectors = pd.DataFrame({shown: session.measure.vector_cosines(model) for shown, model in of_weights.items()})
 features, vectors = (frame.rename_axis("task").reset_index() for frame in (features, vectors))
 scores, missing = state.answer_scores(session, compared.models, on) if compared.pair else ({}, "")
 runs.keep_calibrated(session, compared.models, on)
 
 origin = downloads.sample_origin(session, on, compared.models)
 of_tasks = {
-    name: {model: one.set_index("task")[model] for model in found} for name, one in (("a", features), ("d", vectors))
+    name: {model: one.set_index("task")[model] for model in one if model != "task"}
+    for name, one in (("a", features), ("d", vectors))
 }
 
 left, right = st.columns(2)
@@ -78,15 +80,20 @@ if compared.pair is not None:
             st.info(f"No scores here: {plain(missing)}", icon=":material/info:")
 with right:
     st.header("d. Task-vector cosine")
-    bars = charts.score_dots(vectors, list(found), "cosine of task vectors", compared.pair)
-    # Task vectors are of weights alone: a file that named samples would claim what it does not hold.
-    without_samples = replace(origin, counts={})
-    weights = Numbers(
-        "task vector cosines", vectors, "cosine to the expert's task vector", without_samples, 4, "task vectors"
-    )
-    view.chart(bars, "d", f"Task-vector cosine to the expert: {tables.describe_ranges(of_tasks['d'])}", numbers=weights)
+    if of_weights:
+        bars = charts.score_dots(vectors, list(found), "cosine of task vectors", compared.pair)
+        # Task vectors are of weights alone: a file that named samples would claim what it does not hold.
+        without_samples = replace(origin, counts={})
+        weights = Numbers(
+            "task vector cosines", vectors, "cosine to the expert's task vector", without_samples, 4, "task vectors"
+        )
+        alt = f"Task-vector cosine to the expert: {tables.describe_ranges(of_tasks['d'])}"
+        view.chart(bars, "d", alt, numbers=weights)
+    else:
+        st.info("Task vectors start at the base, which this suite does not name.", icon=":material/info:")
 st.caption(f"{samples_note} d needs no samples.")
-if compared.pair is not None and vectors[b].mean() < vectors[a].mean() and features[b].mean() > features[a].mean():
+is_further = bool(of_weights) and compared.pair is not None and vectors[b].mean() < vectors[a].mean()
+if is_further and features[b].mean() > features[a].mean():
     st.caption(
         f"(d) The weights of {plain(b)} align less with the experts' task vectors, although (a) its features are "
         "closer: other weights than the experts' can give their features."

@@ -64,7 +64,7 @@ class _EveryToken:
 
 
 def map_mismatches(
-    run: Run, model: Weights, experts: Mapping[str, ExpertPass], before: Weights
+    run: Run, model: Weights, experts: Mapping[str, ExpertPass], before: Weights | None
 ) -> dict[str, list[MapMismatch]]:
     """Return, by task, the mismatch of every linear map that all tokens pass, blocks in forward order.
 
@@ -72,9 +72,9 @@ def map_mismatches(
     every model's router sends them other tokens.
 
     Args:
-        before: the model with which weights are compared for `changed`.
+        before: the model with which weights are compared for `changed`; None leaves it out.
     """
-    shares = {block.name: change_shares(block, before, model) for block in run.adapter.blocks()}
+    shares = {} if before is None else {one.name: change_shares(one, before, model) for one in run.adapter.blocks()}
     found: dict[str, list[MapMismatch]] = {task: [] for task in experts}
     with walking(run.adapter):
         walk, held = BlockwiseForward(run, "measuring linear maps", experts, {}), BlockTensors(run)
@@ -89,7 +89,7 @@ def map_mismatches(
                     for step, batch, counted in zip(steps, experts[task].batches, rows[task].batches, strict=True):
                         for name, pair in _batch_norms(stage, index, own, step, batch, counted):
                             norms[name].append(pair)
-                    layer, changed = run.adapter.name_of(block), shares[block.name]
+                    layer, changed = run.adapter.name_of(block), shares.get(block.name, {})
                     for name, pairs in norms.items():
                         mismatch, norm = concat_batches(pairs)
                         found[task].append(MapMismatch(layer, name, mismatch, norm, changed.get(name)))

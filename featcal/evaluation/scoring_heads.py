@@ -187,6 +187,8 @@ def right_answers(family: Family, model: Weights, drawn: Samples) -> Int[Tensor,
     """
     if answers_of(family, model, drawn.task) == "text":
         return first_answers(drawn)
+    if drawn.second is not None:
+        raise NoScores(f"task '{drawn.task}': pairs of texts have no classes; all of them together are scored by rank")
     if drawn.labels is None:
         raise NoScores(
             f"task '{drawn.task}', {drawn.split} samples: no labels to score against; name them in the source"

@@ -8,11 +8,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from featcal.server.queue import RESULT
 from featcal.system.errors import InputError, UncheckedError
 from featcal.system.extras import require_packages
+from featcal.system.json_files import read_json
 from featcal.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ class Work:
 
     suite: str
     args: Mapping[str, Any]
+    """Of its kind; every kind that names models also takes `made`, the folders of those that other jobs have
+    calibrated, by name: they are not calibrated again."""
     folder: Path
     """The job's own folder; it is kept with the job's document."""
     progress: Progress
@@ -44,7 +49,10 @@ class Work:
         from featcal.suite.schema import load_suite
 
         family = open_family(load_suite(self.suite))
-        return Session(family.resident() if resident else family, one_shot=one_shot)
+        session = Session(family.resident() if resident else family, one_shot=one_shot)
+        for name, folder in self.args.get("made", {}).items():
+            _adopt(session, name, Path(folder))
+        return session
 
     @property
     def view(self) -> EvaluationSamples:
@@ -263,6 +271,14 @@ def calibration_from(family: Family, config: CalibrationConfig, document: Mappin
     record = {name: value for name, value in document.items() if name != UNCHECKED}
     record["warnings"] = [one for one in document["warnings"] if one not in unchecked]
     return CalibrationResult(family, config, weights, record)
+
+
+def _adopt(session: Session, name: str, checkpoint: Path) -> None:
+    """Let a session take the calibrated model of a "calibrate" job from its folder."""
+    config, start = session.resolve(name).require_calibration()
+    document = read_json(checkpoint.parent / RESULT)
+    make = partial(calibration_from, session.fit.family_with(start), config, document)
+    session.fit.adopt_calibration(name, make, is_gone)
 
 
 def is_gone(result: CalibrationResult) -> bool:

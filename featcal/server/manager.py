@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from featcal.server.queue import CANCELLED, DIED, FAILED, Job, Queue
+from featcal.server.queue import CANCELLED, DIED, FAILED, RESULT, Job, Queue
 from featcal.system.locks import try_lock
 from featcal.system.resources import bundle_root
 
@@ -71,7 +71,7 @@ def manage(queue: Queue) -> None:
 def _run(queue: Queue, job: Job) -> None:
     """Run one job in its process, to its end."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    (job.folder / "result.json").unlink(missing_ok=True)
+    (job.folder / RESULT).unlink(missing_ok=True)
     with job.log.open("wb") as output:
         # stdin is a pipe that nobody writes to: its end tells the worker that this manager is gone.
         command = [sys.executable, "-P", *WORKER, str(queue.folder), str(job.id)]

@@ -22,6 +22,8 @@ from featcal.system.sandbox import jobs_folder
 
 QUEUED, RUNNING = "queued", "running"
 DONE, FAILED, CANCELLED, DIED = "done", "failed", "cancelled", "died"
+RESULT = "result.json"
+"""Name of a job's document in its folder."""
 WAITING = 30.0
 """Seconds that a reader or writer waits for the others."""
 KEPT_BYTES = 20 * 2**30
@@ -154,7 +156,7 @@ class Queue:
 
     def result(self, order: JobOrder) -> dict[str, Any] | None:
         """Return the document that a job for this order has left; None if none has."""
-        file = self._folder(order.key) / "result.json"
+        file = self._folder(order.key) / RESULT
         return read_json(file) if file.is_file() else None
 
     def busy(self) -> bool:

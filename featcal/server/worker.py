@@ -17,7 +17,7 @@ from types import FrameType
 from featcal.server.kinds import KINDS, Work
 from featcal.server.launch import SPINS
 from featcal.server.orders import require_current
-from featcal.server.queue import DONE, FAILED, Job, Queue
+from featcal.server.queue import DONE, FAILED, RESULT, Job, Queue
 from featcal.system.atomic_files import put
 from featcal.system.environment import let_threads_sleep
 from featcal.system.errors import FeatcalError
@@ -38,7 +38,7 @@ def work(queue: Queue, identity: int) -> int:
     job = queue.get(identity)
     if job is None:
         return 1
-    order, file = job.order, job.folder / "result.json"
+    order, file = job.order, job.folder / RESULT
     job.folder.mkdir(parents=True, exist_ok=True)
     try:
         require_current(order, "while this was in line")

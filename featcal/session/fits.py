@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from featcal.baselines.common.baseline import Sampled
 from featcal.baselines.common.fit import fit
@@ -23,7 +24,7 @@ from featcal.family.opening import Family
 from featcal.formats.weights import Weights
 from featcal.models.compute import require_float64
 from featcal.models.lane import ExpertPass
-from featcal.session.model_names import recorded_calibration, weights_of
+from featcal.session.model_names import holds_calibration, read_record, recorded_calibration, weights_of
 from featcal.session.model_ref import OBJECT, ModelId, ModelRef
 from featcal.session.open_suite import OpenSuite, ResultKind
 from featcal.suite.calibration_options import CalibrationConfig
@@ -229,6 +230,24 @@ class Fits:
     def has_preview(self, of: ModelId, layer: str, view: EvaluationSamples) -> bool:
         """Say whether `preview` is cached."""
         return self.suite.has(_PREVIEW, (self.suite.resolve(of).key, layer, *self.suite.key(view)))
+
+    def find_calibration(self, model: ModelId) -> tuple[CalibrationConfig, ModelRef] | None:
+        """Return the options of a calibration and the model from which it started, also of a calibrated folder by its
+        record; None for a model that is not calibrated."""
+        one = self.suite.resolve(model)
+        if isinstance(one.given, CalibrationResult):
+            return one.given.config, self.suite.resolve(one.given.family.merged)
+        known = one.config is not None or (one.kind == REFERENCE and holds_calibration(one.name))
+        return self._calibration(one) if known else None
+
+    def record(self, model: ModelId, progress: Progress = silent) -> Mapping[str, Any]:
+        """Return the record of a calibration: that of the result, or the file of a calibrated folder.
+
+        Raises:
+            InputError, NumericalError: as `calibrate`.
+        """
+        one = self.suite.resolve(model)
+        return read_record(Path(one.name)) if one.kind == REFERENCE else self.calibrate(one, progress).record
 
     def _calibration(self, model: ModelRef) -> tuple[CalibrationConfig, ModelRef]:
         """Return the options of a calibration, and the model that it calibrates.

@@ -199,15 +199,15 @@ class Measurements:
     def maps(
         self, model: ModelId, view: EvaluationSamples = _DRIFT, progress: Progress = silent
     ) -> dict[str, list[MapMismatch]]:
-        """Measure the mismatch of every linear map inside the blocks, by task, blocks in forward order, and the share
-        of each map in the change by calibration; for models that are not calibrated, in the change from the merged
-        model."""
+        """Measure the mismatch of every linear map inside the blocks, by task, blocks in forward order, and, of a
+        calibrated model, the share of each map in the change by calibration."""
         one = self.suite.resolve(model)
 
         def make() -> dict[str, list[MapMismatch]]:
             weights = self.fit.weights(one)
-            start = self.fit.weights(one.of or MERGED)
-            return map_mismatches(self._run(weights, progress), weights, self._own_passes(view), start)
+            made = self.fit.find_calibration(one)
+            before = None if made is None else self.fit.weights(made[1])
+            return map_mismatches(self._run(weights, progress), weights, self._own_passes(view), before)
 
         return self.suite.get_or_make(_MAPS, (one.key, *self.suite.key(view)), make)
 
@@ -294,12 +294,13 @@ class Measurements:
 
     def answer_scores(self, model: ModelId, view: EvaluationSamples, progress: Progress = silent) -> Scores:
         """Score a model by its answers, for the choice between models: whole answers of text, because an answer can be
-        wrong although its first token is right; classes on the features of the drift measurement.
+        wrong although its first token is right, and the likeness of sentences; classes on the features of the drift
+        measurement.
 
         Raises:
             InputError: there is no head, no labels or no answers.
         """
-        return self.scores(model, view, progress) if self.suite.is_text else self.quick_scores(model, view)
+        return self.scores(model, view, progress) if self.suite.scores_apart else self.quick_scores(model, view)
 
     def margins(self, model: ModelId, view: EvaluationSamples) -> dict[str, Tensor]:
         """Return, by task, `[n]`: the lead of a model's first over its second class, or first token of an answer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from featcal.baselines.common.fold_heads import with_heads
 from featcal.calibration.anchor import AnchorWeights
@@ -130,13 +131,25 @@ def recorded_calibration(folder: Path) -> tuple[CalibrationConfig, str]:
     Raises:
         InputError: it has no record of one.
     """
-    require_inside(folder / RECORD_FILE, "record")
-    missing = f"{folder} has no featcal.json of a calibration; give a calibrated folder or 'merged'"
-    record = read_json(folder / RECORD_FILE, missing=missing)
+    record = read_record(folder)
     try:
         return CalibrationConfig(**record["config"]), str(record.get("model", "merged"))
     except (KeyError, TypeError) as error:
-        raise InputError(missing) from error
+        raise InputError(_no_record(folder)) from error
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return the content of the record in a calibrated folder.
+
+    Raises:
+        InputError: there is none.
+    """
+    require_inside(folder / RECORD_FILE, "record")
+    return read_json(folder / RECORD_FILE, missing=_no_record(folder))
+
+
+def _no_record(folder: Path) -> str:
+    return f"{folder} has no featcal.json of a calibration; give a calibrated folder or 'merged'"
 
 
 def recorded_suite(folder: Path) -> str:

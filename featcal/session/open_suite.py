@@ -108,6 +108,12 @@ class OpenSuite:
         """Say whether the models read text and answer in words."""
         return self.family.adapter.answers == "text"
 
+    @property
+    def scores_apart(self) -> bool:
+        """Say whether scores need forwards of their own, because the final features of the drift measurement do not
+        hold them: generated answers, and the likeness of two sentences."""
+        return self.is_text or self.family.adapter.embeds
+
     def resolve(self, model: ModelId, of: ModelId = MERGED) -> ModelRef:
         """Resolve a model from a name, options, weights or a calibration's result.
 

@@ -178,6 +178,10 @@ class History(Records):
             files[f"{run.id}.{how}-{split}-{'all' if samples is None else samples}-{seed}.json"] = asdict(measured)
         return all(self.write(place / name, content) for name, content in files.items())
 
+    def has(self, run: HistoryEntry) -> bool:
+        """Say whether a run is recorded."""
+        return (self.folder / run.suite_hash / f"{run.id}.json").is_file()
+
     def runs(self, suite_hash: str | None = None) -> list[HistoryEntry]:
         """Return the runs of a suite, or of all suites, newest first."""
         found: list[HistoryEntry] = []

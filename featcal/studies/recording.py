@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from featcal.evaluation.evaluate import Scores
-from featcal.session.model_ref import ModelId
+from featcal.session.model_ref import ModelId, ModelRef
 from featcal.session.open_suite import ResultKind
 from featcal.session.session import Session
 from featcal.studies.history import (
@@ -23,7 +23,7 @@ from featcal.studies.history import (
 )
 from featcal.suite.calibration_options import IDLE
 from featcal.suite.views import EvaluationSamples
-from featcal.system.errors import NoScores, NumericalError
+from featcal.system.errors import InputError, NoScores, NumericalError
 from featcal.system.progress import Progress, silent
 
 _RECORDED, _SUITE_HASH = ResultKind[str]("why it is not recorded"), ResultKind[str]("hash of the suite")
@@ -47,6 +47,8 @@ def record(session: Session, model: ModelId, on: EvaluationSamples, history: His
         return "" if kept else history.problems[-1]
 
     key = str(history.folder), session.resolve(model).key, on, how
+    if not history.has(run_of(session, model)):  # somebody deleted it
+        session.forget(_RECORDED, key)
     problem = session.get_or_make(_RECORDED, key, make)
     if problem:  # a full disk may have room when somebody asks again
         session.forget(_RECORDED, key)
@@ -88,9 +90,27 @@ def run_of(session: Session, model: ModelId) -> HistoryEntry:
     return new_run(suite, one.name, options, current_maker(session.family.compute.device.type), one.files)
 
 
+def resolve_run(session: Session, run: HistoryEntry) -> ModelRef:
+    """Return the model of a run of this suite.
+
+    Raises:
+        InputError: the files of the checkpoint that it is or starts from are others by now, so it cannot be made again.
+    """
+    model = session.resolve(run.model)
+    now = run_of(session, model)
+    same = now.suite_hash == run.suite_hash and now.made_by == run.made_by
+    if model.files and same and now.id != run.id:
+        raise InputError(
+            f"{run.model}: its files have changed since run {run.id[:6]} was measured; what the history says of it is "
+            "of the files of then"
+        )
+    return model
+
+
 def kind_of_scores(session: Session) -> How:
-    """Return the kind of a suite's scores: whole answers of text, else from the features of the drift measurement."""
-    return "answers" if session.is_text else "features"
+    """Return the kind of a suite's scores: whole answers of text and the likeness of sentences, else from the features
+    of the drift measurement."""
+    return "answers" if session.scores_apart else "features"
 
 
 def score_run(session: Session, model: ModelId, on: EvaluationSamples, how: How, progress: Progress = silent) -> Scores:

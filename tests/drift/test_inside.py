@@ -92,7 +92,8 @@ def test_padding_counts_nowhere(tmp_path: Path) -> None:
 def test_shares_are_those_of_the_change_and_sum_to_one(tiny: Family) -> None:
     """Shares sum to one in every block of a calibrated model; the merged one did not change, and has none."""
     session = Session(tiny)
-    assert {one.changed for one in session.measure.maps("merged", ON)["pets"]} == {None}
+    for plain in ("merged", "ties", "base"):
+        assert {one.changed for one in session.measure.maps(plain, ON)["pets"]} == {None}
     name = "calibrated:lam=0.1,rho=1.5,samples=6"
     found, weights = session.measure.maps(name, ON)["pets"], session.fit.weights(name)
     for index, block in enumerate(tiny.adapter.blocks()):
@@ -107,3 +108,11 @@ def test_shares_are_those_of_the_change_and_sum_to_one(tiny: Family) -> None:
     assert sum(float(one.mismatch.mean()) for one in found) < sum(
         float(one.mismatch.mean()) for one in session.measure.maps("merged", ON)["pets"]
     )
+
+
+def test_shares_of_a_written_repair_are_those_from_its_own_start(tiny: Family, tmp_path: Path) -> None:
+    """Its record says from which merge it was calibrated."""
+    session, name = Session(tiny), "calibrated:lam=0.1,rho=1.5,samples=6@ties"
+    session.fit.calibrate(name).save(tmp_path / "out")
+    found, expected = (session.measure.maps(one, ON)["pets"] for one in (str(tmp_path / "out"), name))
+    assert [one.changed for one in found] == pytest.approx([one.changed for one in expected], rel=1e-6)

@@ -130,6 +130,17 @@ def test_no_request_is_possible(report: Page) -> None:
     assert "http" not in str(policy)
 
 
+def test_a_written_repair_is_judged_as_the_repair_that_it_is(session: Session, tmp_path: Path) -> None:
+    """Its record says so: no report on it advises to repair the merge."""
+    session.fit.calibrate(MODELS[1]).save(tmp_path / "repaired")
+    on, about = EvaluationSamples(8), []
+    for number, model in enumerate((MODELS[1], str(tmp_path / "repaired"))):
+        out = tmp_path / f"{number}.md"
+        about.append(write_report(session, "tiny", out, models=("merged", model), on=on)["verdict"])
+        assert "Calibration of" in out.read_text()
+    assert about[0] == about[1]
+
+
 def test_it_is_a_document_for_all(report: Page) -> None:
     tags = [tag for tag, _ in report.elements]
     assert tags.count("h1") == 1

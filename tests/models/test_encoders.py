@@ -42,11 +42,15 @@ from featcal.calibration.block_statistics import likely_groups
 from featcal.evaluation.evaluate import likeness, task_features
 from featcal.evaluation.heads import ClassificationHead, ModuleHead, PooledHead
 from featcal.evaluation.scoring_heads import head_of
+from featcal.figures.verdict.measure import diagnose_model
 from featcal.models.adapter import walking
 from featcal.models.capture import capture_inputs
 from featcal.models.families import registry
 from featcal.preflight.check import check_suite
+from featcal.session.session import Session
+from featcal.studies.recording import measure_model
 from featcal.suite.schema import Suite
+from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NoScores
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import TASKS, Trial, write_trial
@@ -547,7 +551,20 @@ def test_pairs_of_sentences_are_scored_by_their_cosines(sentence_folders: Path) 
     assert drawn.second is not None
     assert drawn.texts == tuple(f"{row['a']}\n{row['b']}" for row in rows)
     assert int(drawn.inputs["token_type_ids"].sum()) == 0
+    assert int(drawn.inputs["token_type_ids"].sum()) == 0
     assert check_suite(family.suite).problems == ()
+
+
+def test_everything_that_shows_scores_shows_those_of_pairs(sentence_folders: Path) -> None:
+    """The history, the verdict and sweeps ask for the same scores as `evaluate`."""
+    session, on = Session(open_family(load_suite(compared(sentence_folders)), "cpu")), EvaluationSamples(8, "test")
+    expected = {task: one.value for task, one in session.measure.scores("merged", on).tasks.items()}
+    found = measure_model(session, "merged", on)
+    assert (found.how, {task: one.value for task, one in found.scores.items()}) == ("answers", expected)
+    verdict = diagnose_model(session, "merged", on)
+    assert not any("no labels" in line for line in verdict.lines)
+    with pytest.raises(NoScores, match="pairs of texts have no classes"):
+        session.measure.judges("merged", on)
 
 
 def read_otherwise(root: Path, folders: tuple[str, ...] = ("base", "experts/left", "experts/right")) -> None:

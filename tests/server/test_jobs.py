@@ -29,6 +29,7 @@ from featcal.calibration import calibrate as calibration
 from featcal.calibration.calibrate import CalibrationResult, calibrate_family, config_for
 from featcal.family import opening
 from featcal.family.opening import Family, open_family
+from featcal.figures.verdict.measure import diagnose_model
 from featcal.formats import output
 from featcal.formats.weights import is_in_memory
 from featcal.preflight import estimates
@@ -462,6 +463,38 @@ def test_scores_of_a_job_are_those_of_a_session(tiny: Family, tiny_suite_file: P
     for task, one in direct.tasks.items():
         assert torch.equal(torch.as_tensor(one.predictions), torch.as_tensor(found.tasks[task].predictions))
         assert torch.equal(torch.as_tensor(one.labels), torch.as_tensor(found.tasks[task].labels))
+
+
+def test_a_job_takes_the_model_of_another_one_by_its_name(
+    tiny: Family, tiny_suite_file: Path, line: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So what it writes says which calibration it is about, and nobody calibrates again."""
+    config = config_for(tiny, rho=1.5, samples=8)
+    calibration = line.submit(order("calibrate", str(tiny_suite_file), {"options": asdict(config)}), "ann")
+    done(line, calibration)
+    document = line.result(calibration.order)
+    assert document is not None
+    session = Session(tiny)
+    name = session.resolve(config).name
+    direct = session.measure.scores(name, EvaluationSamples(8, "test"))
+    monkeypatch.setattr("featcal.session.fits.calibrate_family", None)
+    made = {"made": {name: document["out"]}}
+    scores = order("scores", str(tiny_suite_file), {"model": name, **made, "split": "test", "samples": 8, "seed": 42})
+    done(line, line.submit(scores, "ann"))
+    found = line.result(scores)
+    assert found is not None
+    assert found["tasks"] == direct.to_json()["tasks"]
+    args = {"models": ["merged", name], **made, "split": "validation", "samples": 8, "seed": 42}
+    report = line.submit(order("report", str(tiny_suite_file), args), "ann")
+    monkeypatch.setattr(queue, "KEPT_BYTES", 0)
+    line.tidy()
+    assert line.result(calibration.order) == document  # an unfinished job reads it
+    done(line, report)
+    written = line.result(report.order)
+    assert written is not None
+    verdict = diagnose_model(session, "merged", EvaluationSamples(8, "validation"), name)
+    assert written["verdict"] == [*verdict.lines]
+    assert name in Path(written["out"]).read_text()
 
 
 @pytest.mark.slow

@@ -442,7 +442,7 @@ def test_threads_find_what_others_computed(tiny: Family, calm: dict[str, Any], c
 
     with ThreadPoolExecutor(4) as pool:
         found = [*pool.map(ask, range(4))]
-    assert all(one == calm for one in found)
+    assert found == [calm] * 4
     once = ["calibrate_family", "decompose", "measure_sources", "measure_total_drift", *["score_model"] * len(TASKS)]
     assert sorted(calls) == once
 

@@ -24,13 +24,14 @@ from safetensors.torch import load_file, save_file
 from tiny_clip import TASKS
 
 from featcal import load_suite
+from featcal.export.merge import merge_to_folder
 from featcal.family.opening import Family
 from featcal.figures import run_tables
 from featcal.session.measurements import Measurements
 from featcal.session.session import Session
 from featcal.studies import history as runs
 from featcal.studies.history import History, Looks, RunMeasurement, TaskValue, new_run, suite_hash
-from featcal.studies.recording import count_looks, hash_of, measure_model, record, run_of
+from featcal.studies.recording import count_looks, hash_of, measure_model, record, resolve_run, run_of
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.name_grammar import format_parts
 from featcal.suite.views import EvaluationSamples
@@ -384,6 +385,31 @@ def test_a_history_that_can_be_written_again_is_written(tiny: Family, tmp_path: 
     history = History(tmp_path / "runs")
     assert record(session, CONFIG, FEW, history) == ""
     assert len(history.runs()) == 1
+
+
+def test_a_run_that_somebody_deleted_is_recorded_when_it_is_measured_again(tiny: Family, tmp_path: Path) -> None:
+    session, history = Session(tiny), History(tmp_path)
+    for _ in range(2):
+        assert record(session, CONFIG, FEW, history) == ""
+        (run,) = history.runs()
+        history.delete(run.id)
+    assert history.runs() == []
+
+
+def test_a_run_of_a_folder_that_was_written_anew_is_not_shown_with_other_weights(tiny: Family, tmp_path: Path) -> None:
+    session, folder = Session(tiny), tmp_path / "my-merge"
+    merge_to_folder(tiny, "task-arithmetic", 0.5, folder)
+    names = str(folder), f"calibrated:rho=1.5,samples=6@{folder}", "merged"
+    runs_before = [run_of(session, name) for name in names]
+    assert [resolve_run(session, run).name for run in runs_before] == [run.model for run in runs_before]
+    file = folder / "model.safetensors"
+    save_file({name: 1.5 * tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    for run in runs_before[:2]:
+        with pytest.raises(InputError, match=f"its files have changed since run {run.id[:6]} was measured"):
+            resolve_run(session, run)
+        other = replace(run, made_by={"featcal": "0"})  # of an earlier version nothing is known of its files
+        assert resolve_run(session, other).name == run.model
+    assert resolve_run(session, runs_before[2]).name == "merged"
 
 
 def test_a_look_is_a_model_that_was_scored_on_test(

@@ -62,7 +62,7 @@ class ReportOrder:
     def verdict(self, progress: Progress) -> Verdict:
         """Return the verdict on the first model, compared with the first calibrated one in the report."""
         first, *others = self.models.values()
-        calibrated = next((one for one in others if one.config is not None), None)
+        calibrated = next((one for one in others if self.session.fit.find_calibration(one) is not None), None)
         return diagnose_model(self.session, first, self.on, calibrated, progress)
 
     def measurement(self, what: str, on: EvaluationSamples, *more: str) -> ChartSource:

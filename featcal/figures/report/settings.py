@@ -37,9 +37,8 @@ def settings(
         for what, view in (("drift", on), ("scores", final))
         for task in session.tasks
     ]
-    calibrations = {
-        one: config.settings() for one, name in names.items() if (config := session.resolve(name).config) is not None
-    }
+    made = {one: session.fit.find_calibration(name) for one, name in names.items()}
+    calibrations = {one: found[0].settings() for one, found in made.items() if found is not None}
     compute = session.family.compute
     machine = [("device", str(compute.device)), ("features", str(compute.dtype).removeprefix("torch."))]
     return (

@@ -121,7 +121,7 @@ def _repair(
     session: Session, one: ModelRef, repair: ModelRef, on: EvaluationSamples, found: Findings, progress: Progress
 ) -> Findings:
     try:
-        record = session.fit.calibrate(repair, progress).record
+        record = session.fit.record(repair, progress)
         after = session.measure.features(repair, on, progress)
     except InputError as error:  # a model that is more than its weights
         return replace(found, no_repair=str(error))
