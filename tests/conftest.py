@@ -97,6 +97,22 @@ def tiny_suite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_suite(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Files that the page that was run last offers, by their names."""
+    import streamlit as st
+
+    found: dict[str, Any] = {}
+    draw: Callable[..., bool] = st.delta_generator.DeltaGenerator.download_button
+
+    def noted(place: Any, label: str, data: Any, name: str, *args: Any, **kwargs: Any) -> bool:
+        found[name] = data
+        return draw(place, label, data, name, *args, **kwargs)
+
+    monkeypatch.setattr(st.delta_generator.DeltaGenerator, "download_button", noted)
+    return found
+
+
 @pytest.fixture(scope="module")
 def instant_maps() -> Iterator[None]:
     """The app without its process for maps, pages whole at once; what it keeps of a suite lasts for a module, as it

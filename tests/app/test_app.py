@@ -35,6 +35,8 @@ from tiny_text import write_text_suite
 
 from app import downloads, export, jobs, state
 from featcal.evaluation.evaluate import Scores, TaskScore
+from featcal.export.merge import merge_to_folder
+from featcal.family.opening import Family
 from featcal.figures import tables
 from featcal.figures.names import plain
 from featcal.server.orders import order
@@ -353,6 +355,17 @@ def test_a_broken_suite_is_explained(edit_suite: Edit, page: str) -> None:
     app = opened(edit_suite(lambda content: content.update(base="gone")), page)
     assert not app.exception
     assert "gone" in app.error[0].value
+
+
+@pytest.mark.parametrize("page", rows(PAGES, quick=["cosines"], slow=PAGES))
+def test_every_page_opens_without_a_base(edit_suite: Edit, tiny: Family, tmp_path: Path, page: str) -> None:
+    merge_to_folder(tiny, "ties", 1.0, tmp_path / "ties")
+    suite = edit_suite(lambda content: content.update(base=None, merged=str(tmp_path / "ties")))
+    app = opened(suite, page, n="8", samples="8")
+    assert healthy(app)
+    if page == "cosines":
+        assert charts(app) == 3
+        assert ["the base, which this suite does not name" in one.value for one in app.info] == [True]
 
 
 @pytest.mark.slow

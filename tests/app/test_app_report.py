@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import streamlit as st
 from app_pages import button, control, go, healthy, opened
 from safetensors.torch import load_file, save_file
 from suite_edits import Edit
@@ -16,6 +13,8 @@ from suite_edits import Edit
 from app import jobs
 from app import report as app_report
 from featcal import open_session
+from featcal.export.merge import merge_to_folder
+from featcal.family.opening import Family
 from featcal.figures.report.write import write_report
 from featcal.server import worker
 from featcal.server.queue import Queue
@@ -23,20 +22,6 @@ from featcal.suite.views import EvaluationSamples
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 Offered = dict[str, bytes]
-
-
-@pytest.fixture
-def offered(monkeypatch: pytest.MonkeyPatch) -> Offered:
-    """Files that the page that was run last offers, by their names."""
-    found: Offered = {}
-    draw: Callable[..., bool] = st.delta_generator.DeltaGenerator.download_button
-
-    def noted(place: Any, label: str, data: Any, name: str, *args: Any, **kwargs: Any) -> bool:
-        found[name] = data
-        return draw(place, label, data, name, *args, **kwargs)
-
-    monkeypatch.setattr(st.delta_generator.DeltaGenerator, "download_button", noted)
-    return found
 
 
 @pytest.mark.slow
@@ -109,6 +94,22 @@ def test_a_report_is_written_when_it_is_asked_for(tiny_suite_file: Path, offered
     offered.clear()
     control(app, "n").set_value(16).run()
     assert not any(one.startswith("report") for one in offered)  # it was about other samples
+
+
+@pytest.mark.slow
+def test_a_report_on_a_folder_that_was_written_anew_is_offered_no_longer(
+    tiny: Family, tiny_suite_file: Path, tmp_path: Path, offered: Offered
+) -> None:
+    """The suite is the same, and so is the folder's name."""
+    merge_to_folder(tiny, "ties", 1.0, tmp_path / "mine")
+    app = opened(tiny_suite_file, "report", n="8", merge=str(tmp_path / "mine"), beside="base")
+    button(app, "Write a report").click().run()
+    assert [name for name in offered if name.startswith("report")]
+    file = tmp_path / "mine" / "model.safetensors"
+    save_file({name: 1.5 * tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    offered.clear()
+    assert healthy(app.run())
+    assert not [name for name in offered if name.startswith("report")]
 
 
 def test_a_model_that_is_none_is_said(tiny_suite_file: Path) -> None:

@@ -6,10 +6,12 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 import streamlit as st
 from app_pages import button, charts, control, drain, go, healthy, opened, shown_model
@@ -323,7 +325,10 @@ def test_a_broken_record_is_named_and_the_others_shown(tiny_suite_file: Path, ti
     assert broken.read_text() == "{"
 
 
-def test_runs_are_filtered_grouped_and_drawn_by_any_option(tiny_suite_file: Path, tiny: Family) -> None:
+def test_runs_are_filtered_grouped_and_drawn_by_any_option(
+    tiny_suite_file: Path, tiny: Family, offered: dict[str, Any]
+) -> None:
+    """And what is downloaded is what the list shows."""
     grid = Grid((0.05, 0.5), (1.5, 2.0), (0.3,), CalibrationConfig(samples=8))
     points = {point.run.id: point for point in run_sweep(Session(tiny), grid, on=EvaluationSamples(8))}
 
@@ -353,7 +358,10 @@ def test_runs_are_filtered_grouped_and_drawn_by_any_option(tiny_suite_file: Path
     chosen = next(one for one in app.multiselect if one.label == "Show only")
     chosen.set_value(["method: calibrated", "ρ: 1.5"]).run()
     assert healthy(app)
-    assert set(listed(app)["run"]) == {run for run, one in points.items() if one.run.options.get("rho") == 1.5}
+    kept = {run for run, one in points.items() if one.run.options.get("rho") == 1.5}
+    assert set(listed(app)["run"]) == kept
+    assert {run["id"] for run in json.loads(offered["featcal-runs.json"]())["runs"]} == kept
+    assert len(pd.read_csv(BytesIO(offered["featcal-runs.csv"]()))) == len(kept)
     lines = {one["label"]: len(one["values"]) for one in spec(app)["data"][0]["dimensions"]}
     assert lines["λ"] == 2
     control(app, "runs_group").set_value("λ").run()
