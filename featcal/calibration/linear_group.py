@@ -211,7 +211,8 @@ class LinearGroup:
             sums.priors = [Prior.zeros(rows, self.inputs, like.device, like.dtype) for rows in self._rows]
         for name, prior in zip(self.names, sums.priors, strict=True):
             try:
-                prior.add(vectors.map_vector(name, self._modules[name], self._exact_products))
+                module, dtype = self._modules[name], self._exact_products
+                prior.add(vectors.map_vector(name, module, dtype), vectors.base_map(name, module, dtype))
             except NumericalError as error:
                 raise NumericalError(f"{name}: {error}") from error
 

@@ -4,6 +4,7 @@ and an adapter. Its tensors are held against an independent computation in the t
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,10 +38,10 @@ def noise(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def prior_of(vectors: list[Tensor] | list[Factors], outputs: int, inputs: int) -> Prior:
+def prior_of(vectors: Sequence[Tensor | Factors], outputs: int, inputs: int, base: Tensor | None = None) -> Prior:
     prior = Prior.zeros(outputs, inputs, torch.device("cpu"), torch.float64)
     for tau in vectors:
-        prior.add(tau)
+        prior.add(tau, torch.zeros(outputs, inputs) if base is None else base)
     return prior
 
 
@@ -111,11 +112,38 @@ def test_without_samples_it_is_wudi() -> None:
 @pytest.mark.parametrize("outputs", [3, 9])
 @computing
 def test_factors_give_what_the_dense_task_vector_gives(outputs: int) -> None:
-    """Also where there are fewer outputs than directions."""
-    pairs = [(noise(i, outputs, 4), 0.1 * noise(5 + i, 4, 7)) for i in range(2)]
-    thin, dense = prior_of(pairs, outputs, 7), prior_of([left @ right for left, right in pairs], outputs, 7)
+    """Also where there are fewer outputs than directions; up to rho 1 whatever their size, beyond if they are small."""
+    pairs, base = [(noise(i, outputs, 4), 0.1 * noise(5 + i, 4, 7)) for i in range(2)], noise(9, outputs, 7)
+    thin, small = (prior_of(pairs, outputs, 7, scale * base) for scale in (0.1, 100.0))
+    dense = prior_of([left @ right for left, right in pairs], outputs, 7)
     torch.testing.assert_close(thin.gram.full(torch.float64), dense.gram.full(torch.float64), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(thin.pull, dense.pull, rtol=1e-10, atol=1e-12)
+    for rho, found in ((0.5, thin), (1.0, thin), (0.5, small), (2.0, small)):
+        torch.testing.assert_close(found.target(base, rho), dense.target(base, rho), rtol=1e-10, atol=1e-12)
+    assert float((thin.target(base, 2.0) - dense.target(base, 2.0)).norm()) > 0.1
+
+
+@computing
+def test_a_large_adapter_is_followed_and_not_extrapolated() -> None:
+    """Every one to its own rho_i, from the dense matrices of the definition; whole experts to rho; in any order."""
+    outputs, inputs, rho, base = 5, 7, 1.8, noise(9, 5, 7)
+    left, right = noise(0, outputs, 3), noise(5, 3, inputs)
+    taus: list[Tensor | Factors] = [(left, size * right) for size in (0.5, 0.2, 0.01)]
+    taus.append(noise(20, outputs, inputs))
+    expected, shares = torch.zeros(outputs, inputs, dtype=torch.float64), []
+    for tau in taus:
+        whole = tau if isinstance(tau, Tensor) else tau[0] @ tau[1]
+        gram = whole.T @ whole / torch.linalg.matrix_norm(whole.T @ whole)
+        q = (torch.trace(whole @ gram @ whole.T) / torch.trace(base @ gram @ base.T)).sqrt()
+        shares.append(1.0 if isinstance(tau, Tensor) else float((1 / q - 1).clamp(0, 1)))
+        expected += (base + (1 + (rho - 1) * shares[-1]) * whole) @ gram
+    assert shares[0] == 0
+    assert 0 < shares[1] < 1
+    assert shares[2:] == [1, 1]
+    for order in (taus, taus[::-1]):
+        torch.testing.assert_close(prior_of(order, outputs, inputs, base).target(base, rho), expected)
+    first, second = (prior_of(some, outputs, inputs, base) for some in (taus[3:], taus[:3]))
+    first.merge(second)
+    torch.testing.assert_close(first.target(base, rho), expected)
 
 
 def test_small_task_vectors_do_not_vanish_in_float32() -> None:
@@ -186,11 +214,11 @@ def test_a_prior_that_counts_alone_makes_the_start_irrelevant(tiny64: Family) ->
 def test_adapters_and_the_same_experts_in_full_are_calibrated_alike(
     own_suite_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 8 over a base of width 16; the prior of an adapter is made of its factors."""
+    """Rank 8 over a base of width 16, and small; the prior of an adapter is made of its factors."""
     thin: list[bool] = []
     original = Prior.add
     monkeypatch.setattr(
-        Prior, "add", lambda own, tau: (thin.append(not isinstance(tau, Tensor)), original(own, tau))[1]
+        Prior, "add", lambda own, tau, base: (thin.append(not isinstance(tau, Tensor)), original(own, tau, base))[1]
     )
     names = write_experts_of_rank_8(own_suite_file.parent)
     content, found = yaml.safe_load(own_suite_file.read_text()), {}
@@ -208,7 +236,7 @@ def test_adapters_and_the_same_experts_in_full_are_calibrated_alike(
 def test_priors_stay_with_the_expert_passes_while_options_move(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[Tensor | Factors] = []
     original = Prior.add
-    monkeypatch.setattr(Prior, "add", lambda own, tau: (counted.append(tau), original(own, tau))[1])
+    monkeypatch.setattr(Prior, "add", lambda own, tau, base: (counted.append(tau), original(own, tau, base))[1])
     moved = [replace(INFORMED, lam=0.01, rho=1.5, mu=0.3, alpha=0.7, beta=0.2), replace(INFORMED, biases=False)]
     alone = [tensors(tiny, config) for config in (INFORMED, *moved)]
     counted.clear()
@@ -257,7 +285,7 @@ def write_experts_of_rank_8(root: Path) -> list[str]:
         names = [name.removesuffix(".weight") for name in whole if ".layers." in name and whole[name].ndim == 2]
         for place, name in enumerate(names):
             rows, columns = base[f"{name}.weight"].shape
-            right, left = noise(100 * seed + place, 8, columns).float(), 0.1 * noise(300 + place, rows, 8).float()
+            right, left = noise(100 * seed + place, 8, columns).float(), 0.01 * noise(300 + place, rows, 8).float()
             factors |= {f"{name}.lora_A.weight": right, f"{name}.lora_B.weight": left}
             whole[f"{name}.weight"] = (base[f"{name}.weight"] + left.double() @ right.double()).float()
         save_file(whole, folder / "model.safetensors", {"format": "pt"})
