@@ -193,7 +193,7 @@ def finished_report(
     """Return the report of a job; None until it is written."""
     args = {
         "models": [model.name for model in models],
-        **_made(*models),
+        **_find_made(*models),
         **asdict(on),
         "split": on.split or session.split,
     }
@@ -216,7 +216,7 @@ def has_job(kind: str, args: Mapping[str, Any]) -> bool:
 
 
 def _score_args(session: Session, model: ModelRef, view: EvaluationSamples) -> dict[str, Any]:
-    return {"model": model.name, **_made(model), **asdict(view), "split": view.split or session.split}
+    return {"model": model.name, **_find_made(model), **asdict(view), "split": view.split or session.split}
 
 
 def _order(kind: str, args: Mapping[str, Any]) -> JobOrder:
@@ -224,7 +224,7 @@ def _order(kind: str, args: Mapping[str, Any]) -> JobOrder:
     return order(kind, state.suite_reference(), args, state.stamp())
 
 
-def _made(*models: ModelRef) -> dict[str, dict[str, str]]:
+def _find_made(*models: ModelRef) -> dict[str, dict[str, str]]:
     """Return the argument that says which of the models jobs have calibrated: their folders by name."""
     found = dict[str, str]()
     for model in models:

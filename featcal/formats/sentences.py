@@ -120,7 +120,7 @@ def sentence_options(folder: Path) -> dict[str, Any]:
         return {}
     text = SentenceText.from_folder(folder)
     pooling = _otherwise(folder, text) or _pooling(folder, modules)
-    return {POOLING: pooling, WEIGHED: _weighed(modules), TEXT: asdict(text)}
+    return {POOLING: pooling, WEIGHED: _list_weighed(modules), TEXT: asdict(text)}
 
 
 def _otherwise(folder: Path, text: SentenceText) -> str:
@@ -141,12 +141,12 @@ def _module_kinds(modules: list[Mapping[str, Any]]) -> list[str]:
     return [str(module.get("type", "")).rpartition(".")[2] for module in modules]
 
 
-def _weighed(modules: list[Mapping[str, Any]]) -> list[str]:
+def _list_weighed(modules: list[Mapping[str, Any]]) -> list[str]:
     return [kind for kind in _module_kinds(modules) if kind not in _WITHOUT_WEIGHTS]
 
 
 def _pooling(folder: Path, modules: list[Mapping[str, Any]]) -> str:
-    kinds, others = _module_kinds(modules), _weighed(modules)
+    kinds, others = _module_kinds(modules), _list_weighed(modules)
     if others or _path(modules[0]):
         return f"{', '.join(others) or 'a Transformer'} in {MODULES_FILE}"
     paths = [_path(module) for module, kind in zip(modules, kinds, strict=True) if kind == "Pooling"]

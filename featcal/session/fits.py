@@ -24,7 +24,7 @@ from featcal.family.opening import Family
 from featcal.formats.weights import Weights
 from featcal.models.compute import require_float64
 from featcal.models.lane import ExpertPass
-from featcal.session.model_names import holds_calibration, read_record, recorded_calibration, weights_of
+from featcal.session.model_names import holds_calibration, read_calibration_record, recorded_calibration, weights_of
 from featcal.session.model_ref import OBJECT, ModelId, ModelRef
 from featcal.session.open_suite import OpenSuite, ResultKind
 from featcal.suite.calibration_options import CalibrationConfig
@@ -247,7 +247,9 @@ class Fits:
             InputError, NumericalError: as `calibrate`.
         """
         one = self.suite.resolve(model)
-        return read_record(Path(one.name)) if one.kind == REFERENCE else self.calibrate(one, progress).record
+        return (
+            read_calibration_record(Path(one.name)) if one.kind == REFERENCE else self.calibrate(one, progress).record
+        )
 
     def _calibration(self, model: ModelRef) -> tuple[CalibrationConfig, ModelRef]:
         """Return the options of a calibration, and the model that it calibrates.

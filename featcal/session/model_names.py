@@ -131,14 +131,14 @@ def recorded_calibration(folder: Path) -> tuple[CalibrationConfig, str]:
     Raises:
         InputError: it has no record of one.
     """
-    record = read_record(folder)
+    record = read_calibration_record(folder)
     try:
         return CalibrationConfig(**record["config"]), str(record.get("model", "merged"))
     except (KeyError, TypeError) as error:
         raise InputError(_no_record(folder)) from error
 
 
-def read_record(folder: Path) -> dict[str, Any]:
+def read_calibration_record(folder: Path) -> dict[str, Any]:
     """Return the content of the record in a calibrated folder.
 
     Raises:
