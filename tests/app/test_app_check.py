@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 import featcal
 from app import check
+from featcal.authoring.from_merge import BEGINNINGS
 from featcal.figures import tables
 from featcal.session.session import open_session
 from featcal.suite.schema import load_suite
@@ -54,6 +55,22 @@ def test_a_folder_of_mergekit_becomes_the_subject(tiny_suite_file: Path, root: P
     assert healthy(app)
     assert shown_model(app) == "λ 1e-05 · ρ 0.5 · α 0.15 · n 64"
     assert button(app, "Write the checkpoint")
+
+
+def test_who_checks_a_folder_again_leaves_the_file_of_others_alone(tiny_suite_file: Path, root: Path) -> None:
+    """Its texts are as many, whatever number somebody looks at: a file that changed would end their session."""
+    folder, stamps = plant(root, ""), []
+    for n in ("4", "8"):
+        app = opened(tiny_suite_file, "verdict", n=n)
+        app.text_input(key="check-folder").set_value(str(folder)).run()
+        button(app, "Check my merge").click().run()
+        file = Path(app.session_state["selection"].suite)
+        stamps.append((file, file.stat().st_mtime_ns))
+        source = load_suite(file).task(next(iter(WEIGHTS))).calibration
+        assert source is not None
+        assert source.self_generated is not None
+        assert source.self_generated.prompts == BEGINNINGS
+    assert stamps[0] == stamps[1]
 
 
 @pytest.mark.slow

@@ -74,3 +74,9 @@ def test_a_folder_that_cannot_be_written_is_no_failure(
 def test_the_first_page_needs_no_torch() -> None:
     code = "import sys; from app import first_page; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_what_another_version_measured_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = first_page._file()
+    monkeypatch.setattr(first_page, "versions", lambda _: {"featcal": "0.1.0", "torch": "0"})
+    assert first_page._file() != own
