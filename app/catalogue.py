@@ -127,8 +127,8 @@ def tasks_section(session: Session, on: EvaluationSamples) -> None:
     if missing:
         st.info(f"Experts are not scored: {plain(missing)}", icon=":material/info:")
         return
-    what = "rank correlation" if session.family.adapter.embeds else "accuracy"
-    what = "whole generated answers" if session.is_text else what
+    of_classes = "rank correlation" if session.family.adapter.embeds else "accuracy"
+    what = "whole generated answers" if session.is_text else of_classes
     counts = session.counts(on)
     st.caption(
         f"expert: {what} of the expert on {how_many(counts.values())} {session.split} samples of its own task. Far "

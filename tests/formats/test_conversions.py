@@ -108,7 +108,7 @@ def test_the_command_that_unties_a_base_works(tmp_path: Path, kind: str) -> None
 
 @pytest.mark.slow
 def test_the_command_that_saves_a_base_anew_leaves_out_a_head_that_repeats_its_embedding(tmp_path: Path) -> None:
-    """As in a pickle of T5, whose experts, saved since, hold the embedding alone."""
+    """Old pickles of T5 hold both; experts that were trained from them are saved without the head."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
