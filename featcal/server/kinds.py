@@ -36,8 +36,8 @@ class Work:
 
     suite: str
     args: Mapping[str, Any]
-    """Arguments that the function of the kind describes, and `made`: by name, the folders of models that other jobs have
-    calibrated, which are read instead of calibrated again."""
+    """Arguments that the function of the kind describes, and `made`: by name, the folders of models that other jobs
+    have calibrated, which are read instead of calibrated again."""
     folder: Path
     """The job's own folder; it is kept with the job's document."""
     progress: Progress

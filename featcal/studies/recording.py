@@ -101,8 +101,8 @@ def resolve_run(session: Session, run: HistoryEntry) -> ModelRef:
     same = now.suite_hash == run.suite_hash and now.made_by == run.made_by
     if model.files and same and now.id != run.id:
         raise InputError(
-            f"{run.model}: its files have changed since run {run.id[:6]} was measured; the history shows what the earlier "
-            "files gave"
+            f"{run.model}: its files have changed since run {run.id[:6]} was measured; the history shows what the "
+            "earlier files gave"
         )
     return model
 
