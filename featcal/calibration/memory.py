@@ -98,8 +98,10 @@ def working_bytes(
     weights += 2 * features * parameters if config.weigh_tokens else 0  # task vectors beside the base's
     sums = summed * (sum(squares) + parameters)
     one_task = accumulator * (sum(squares) + parameters + max(squares) + max(rectangles))
-    # A prior has sums of its own beside the matrix; rounding takes errors and rounded weights beside the solution.
-    matrices, maps = 3 if config.mu else 2, 7 if config.is_quantized else 5
+    # A prior has sums of its own beside the matrix, and of adapters what is not extrapolated; rounding takes errors and
+    # rounded weights beside the solution.
+    matrices, maps = (3, 6) if config.mu else (2, 5)
+    maps += 2 if config.is_quantized else 0
     solve = 8 * (matrices * max(squares) + maps * max(rectangles) + parameters)
     if config.decisions:  # every task's own sums, half a matrix and its targets, and three matrices to solve with
         own = torch.promote_types(products, torch.float32).itemsize
