@@ -272,7 +272,12 @@ def _evaluate_with_harness(suite: Suite, model: str, tasks: list[str], arguments
     root = suite.root if model in refs else Path.cwd()
     document: dict[str, Any] = {"suite": suite.name, "model": model}
     document |= run_lm_eval(checkpoint_folder(refs.get(model, model), root, f"model '{model}'"), tasks, arguments)
-    rows = [(task, s["metric"], percent(s["value"]), str(s["n"])) for task, s in document["tasks"].items()]
+    found = document["tasks"].items()
+    # A perplexity is no share.
+    rows = [
+        (task, s["metric"], percent(s["value"]) if 0 <= s["value"] <= 1 else f"{s['value']:.4g}", str(s["n"]))
+        for task, s in found
+    ]
     print_document(document, as_json, rows, ("task", "metric", "%", "n"))
 
 

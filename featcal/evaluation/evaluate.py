@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from featcal.evaluation.language import METRICS, generate_answers
+from featcal.evaluation.language import METRICS, generate_answers, note_unreachable, right_numbers
 from featcal.evaluation.scoring_heads import (
     answers_of,
     check_classes,
@@ -26,9 +26,9 @@ from featcal.models.compute import widen
 from featcal.models.features import final_features
 from featcal.models.lane import WalkCache
 from featcal.models.model import Head, map_features, own_head, task_weights
-from featcal.samples.sources import Samples, open_pool
+from featcal.samples.sources import Samples, name_problems, open_scored_pool
 from featcal.system.drawing import Drawable
-from featcal.system.errors import InputError, NoScores, NumericalError
+from featcal.system.errors import NoScores, NumericalError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,9 +201,13 @@ def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None, 
     task = family.suite.task(drawn.task)
     if drawn.targets is None:
         raise NoScores(f"task '{drawn.task}', {drawn.split} samples: no answers to score against; give 'target'")
-    predicted = generate_answers(family, model, drawn, task.max_target_length)
     metric = "exact_match" if task.metric == "accuracy" else task.metric
-    return TaskScore(metric, METRICS[metric](predicted, drawn.targets), predicted, drawn.targets)
+    if metric == "spearman":
+        with name_problems(f"task '{drawn.task}', {drawn.split} samples"):
+            right_numbers(drawn.targets)  # before a model has written all its answers
+    predicted = generate_answers(family, model, drawn, task.max_target_length)
+    notes = (*drawn.notes, *note_unreachable(family, drawn, task.max_target_length))
+    return TaskScore(metric, METRICS[metric](predicted, drawn.targets), predicted, drawn.targets, notes)
 
 
 def accuracy(family: Family, model: Weights, drawn: Samples, head: Head, reach: Reach = reach_features) -> TaskScore:
@@ -250,7 +254,7 @@ def likeness(family: Family, model: Weights, drawn: Samples, second: Mapping[str
         raise NumericalError(f"{model.label}, task '{drawn.task}': embeddings are not finite")
     # Answers are texts everywhere, also these: the metric reads them as numbers again.
     answers = tuple(f"{cosine:.9f}" for cosine in cosines.tolist())
-    return TaskScore("spearman", METRICS["spearman"](answers, drawn.targets), answers, drawn.targets)
+    return TaskScore("spearman", METRICS["spearman"](answers, drawn.targets), answers, drawn.targets, drawn.notes)
 
 
 def task_features(family: Family, model: Weights, task: str, batches: Sequence[Batch]) -> Float[Tensor, "n k"]:
@@ -270,18 +274,16 @@ def concat_scores(parts: Sequence[TaskScore]) -> TaskScore:
     answered = tuple(text for part in parts for text in part.predictions)
     right = tuple(str(text) for part in parts for text in part.labels)
     # Scored anew: a rank correlation of a whole is not the mean of its parts'.
-    return TaskScore(metric, METRICS[metric](answered, right), answered, right)
+    notes = dict.fromkeys(note for part in parts for note in part.notes)
+    return TaskScore(metric, METRICS[metric](answered, right), answered, right, tuple(notes))
 
 
 def class_names(family: Family, task: str, split: str) -> tuple[str, ...]:
     """Return the task's class names from the suite file or its source; InputError if there are none."""
     spec = family.suite.task(task)
-    source = spec.source(split)
     if spec.classes is not None:
         return spec.classes
-    if source is None:
-        raise InputError(f"task '{task}', {split} samples: the suite gives none; add '{split}:' to the task")
-    names = open_pool(source, split, family.suite.root, f"task '{task}', {split} samples").class_names
+    names = open_scored_pool(family.suite, task, split).class_names
     if names is None:
         raise no_class_names(task)
     return names

@@ -15,7 +15,7 @@ from featcal.family.opening import Family, batches_by_length
 from featcal.formats.weights import Weights
 from featcal.models.families.language import IGNORED, answer_position
 from featcal.models.model import Head, answers_apart, task_weights
-from featcal.samples.prepare import tokenizer_of
+from featcal.samples.prepare import token_ids, tokenizer_of
 from featcal.samples.sources import Samples
 from featcal.system.errors import InputError, NoScores
 
@@ -96,8 +96,24 @@ def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int)
             **ends,
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         )
-        texts += tokenizer.batch_decode(new, skip_special_tokens=True)
+        # Old tokenizers' clean-up takes blanks away ("it ," becomes "it,"), which right answers still have.
+        texts += tokenizer.batch_decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return tuple(texts[place].strip() for place in places.tolist())
+
+
+def note_unreachable(family: Family, drawn: Samples, limit: int) -> tuple[str, ...]:
+    """Note that a right answer is longer than what a model may write, so that no answer equals it.
+
+    Args:
+        limit: largest number of new tokens.
+    """
+    written = token_ids(tokenizer_of(family.base_folder), list(drawn.targets or ()), special=False)
+    if (longest := max(map(len, written), default=0)) <= limit:
+        return ()
+    return (
+        f"right answers have up to {longest} tokens, and a model may write {limit}: no answer equals the longer ones; "
+        "raise the task's max_target_length",
+    )
 
 
 def _closing_tokens(tokenizer: Any, drawn: Samples) -> frozenset[int]:
@@ -133,17 +149,26 @@ def spearman(predicted: Sequence[str], right: Sequence[str]) -> float:
     >>> spearman(["1.0", "2.5", "4.0"], ["0.2", "3.1", "5.0"])
     1.0
     """
-    numbers = [to_number(text) for text in predicted]
-    try:
-        expected = [float(text) for text in right]
-    except ValueError as error:
-        raise InputError(f"spearman needs numbers as right answers ({error}); set another 'metric'") from error
-    if not np.isfinite(expected).all():
-        raise InputError("spearman needs finite numbers as right answers; set another 'metric'")
+    numbers, expected = [to_number(text) for text in predicted], right_numbers(right)
     if len(set(expected)) == 1:
         raise InputError("spearman needs right answers that differ; take more samples")
     # Sums in another order differ in the last bits; a perfect correlation is to be 1.0.
     return round(rank_correlation(np.array(numbers), np.array(expected)), 12)
+
+
+def right_numbers(right: Sequence[str]) -> list[float]:
+    """Read right answers as numbers.
+
+    Raises:
+        InputError: one is not a finite number.
+    """
+    try:
+        found = [float(text) for text in right]
+    except ValueError as error:
+        raise InputError(f"spearman needs numbers as right answers ({error}); set another 'metric'") from error
+    if not np.isfinite(found).all():
+        raise InputError("spearman needs finite numbers as right answers; set another 'metric'")
+    return found
 
 
 METRICS: Mapping[str, Any] = {"exact_match": exact_match, "spearman": spearman}

@@ -29,7 +29,8 @@ def run_lm_eval(model: Path, tasks: Sequence[str], arguments: Sequence[str] = ()
         arguments: further options of the harness, for example `["--num_fewshot", "8", "--apply_chat_template"]`.
 
     Returns:
-        `{"tasks": {task: {"metric", "value", "n", "metrics": {…}}}, "average", "lm_eval": {versions, config}}`.
+        `{"tasks": {task: {"metric", "value", "n", "metrics": {…}}}, "average", "lm_eval": {versions, config}}`; the
+        average is that of the tasks whose metric is better when higher, None if there are none.
 
     Raises:
         InputError: the harness is not installed, fails, or writes no results.
@@ -61,7 +62,7 @@ def read_results(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise InputError(f"{file} is not a results file of lm-eval ({error})") from error
     counts = content.get("n-samples", {})
-    tasks = {}
+    tasks, lower = {}, set[str]()
     for task, numbers in found.items():
         metrics = {name: value for name, value in numbers.items() if _is_metric(name, value)}
         if not metrics:
@@ -69,13 +70,16 @@ def read_results(file: Path) -> dict[str, Any]:
         metric = _main(list(metrics))
         count = counts.get(task, {}).get("effective")
         tasks[task] = {"metric": metric, "value": metrics[metric], "n": count, "metrics": metrics}
+        if not content.get("higher_is_better", {}).get(task, {}).get(metric.partition(",")[0], True):
+            lower.add(task)
     if not tasks:
         raise InputError(f"{file} holds no numbers")
     # A group stands for its members, if it has a number: some of lm-eval's have none.
     groups = {name: members for name, members in content.get("group_subtasks", {}).items() if name in tasks}
     inside = {name for members in groups.values() for name in members}
-    outer = [entry["value"] for task, entry in tasks.items() if task not in inside]
-    average = sum(outer) / len(outer)
+    # A perplexity is no share: it is not averaged with what is better when higher.
+    outer = [entry["value"] for task, entry in tasks.items() if task not in inside | lower]
+    average = sum(outer) / len(outer) if outer else None
     kept = {name: content[name] for name in ("lm_eval_version", "transformers_version", "config") if name in content}
     return {"tasks": tasks, "average": average, "lm_eval": kept}
 
@@ -90,7 +94,9 @@ def _command() -> list[str]:
 
 
 def _is_metric(name: str, value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and "stderr" not in name
+    """Say whether an entry of a task is a metric, `metric,filter`; the harness also writes the number of samples."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and "," in name and "stderr" not in name
 
 
 def _main(names: Sequence[str]) -> str:

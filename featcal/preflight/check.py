@@ -250,6 +250,10 @@ def _probe(
         causes = error.problems if isinstance(error, InputError) else (str(error),)
         general.problems += [f"experts cannot be scored: {one}" for one in causes]
         return None
+    if diagonal is None and wanted:
+        general.notes.append(
+            "swapped experts were not looked for: fewer than two tasks have samples with right answers"
+        )
     if diagonal is not None:
         problems, notes = diagonal.findings()
         general.problems += problems

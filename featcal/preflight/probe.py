@@ -13,7 +13,7 @@ from featcal.family.opening import Family
 from featcal.samples.sources import Samples
 from featcal.suite.schema import expert_role
 from featcal.system.assignment import assign_columns
-from featcal.system.errors import InputError
+from featcal.system.errors import InputError, NoScores
 from featcal.system.formatting import how_many, some
 
 PROBE_SAMPLES = 64
@@ -148,10 +148,14 @@ def _draw_labelled(family: Family, task: str, seed: int) -> Samples | None:
     """Draw samples with answers; from the test split only if no other split has them."""
     # Experts are scored as they are, untouched by calibration, so its samples are as good as others.
     for split in ("validation", "calibration", "test"):
+        if family.suite.task(task).source(split) is None:
+            continue
         try:
             drawn = family.samples(task, split, PROBE_SAMPLES, seed)
             right_answers(family, family.experts[task], drawn)
-        except InputError:
+        except NoScores:
             continue
+        except InputError:  # the check of the samples says why
+            return None
         return drawn
     return None

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from featcal.evaluation.scoring_heads import check_classes
+import numpy as np
+
+from featcal.evaluation.language import note_unreachable, right_numbers
+from featcal.evaluation.scoring_heads import answers_of, check_classes, right_answers
 from featcal.family.opening import Family
 from featcal.models.adapter import Adapter, Batch
 from featcal.preflight.models import CheckFindings
 from featcal.preflight.places import Places
 from featcal.preflight.remote_data import DrawnRows
-from featcal.samples.sources import Samples, longest_text, open_pool, rows_in_order
+from featcal.samples.pool import Pool
+from featcal.samples.sources import Samples, longest_text, name_problems, open_pool, rows_in_order
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import SPLITS, Suite, Task
 from featcal.suite.source import SelfGenerated, Source
-from featcal.system.errors import InputError
+from featcal.system.errors import InputError, NoScores
+from featcal.system.formatting import some
 
 PICTURES = 2
 """Pictures that are decoded to see that they can be; text is cheap, so all that calibration would draw is read."""
@@ -98,9 +103,41 @@ def _check_source(
             f"say {own.max_seq_length}, which encode() of sentence-transformers takes"
         )
     if split != "calibration":
-        return notes, None
+        return [*notes, *_check_answers(family, task, pool, seen)], None
     drawn = DrawSize.measure(family.adapter, seen.inputs, len(seen), min(config.samples, available) * (1 + copies))
     return [*notes, *_few(label, available, config.samples)], drawn
+
+
+def _check_answers(family: Family, task: str, pool: Pool, seen: Samples) -> list[str]:
+    """Return notes on the right answers of a split that is scored.
+
+    Args:
+        seen: some of its samples.
+
+    Raises:
+        InputError: labels without a class, or texts or answers that cannot be read.
+    """
+    label, spec = f"task '{task}', {seen.split} samples", family.suite.task(task)
+    scored, names = family.head_classes(task) or spec.classes, pool.class_names
+    if isinstance(pool.labels, np.ndarray) and len(pool.labels):
+        most, classes = int(pool.labels.max()), names or scored
+        if classes and most >= len(classes):
+            raise InputError(f"{label}: label {most} has no class, there are {len(classes)} ({some(classes)})")
+    if task not in family.experts:
+        return []
+    try:
+        right_answers(family, family.experts[task], seen)
+    except NoScores as error:
+        return [f"{error}; it cannot be scored"]
+    if pool.texts is None or pool.prepare is not None:
+        return []
+    with name_problems(label):
+        every = pool.texts(range(pool.size))
+        if spec.metric == "spearman":
+            right_numbers([one.target or "" for one in every])
+    if answers_of(family, family.experts[task], task) == "classes":
+        return []
+    return [f"{label}: {note}" for note in note_unreachable(family, seen, spec.max_target_length)]
 
 
 def _plan_draw(source: Source, split: str, config: CalibrationConfig, task: str) -> DrawnRows | None:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+SPLIT_NAMES = ("train", "calibration", "validation", "valid", "val", "dev", "test")
+"""Names that files and folders of splits have."""
+
+
 @dataclass(frozen=True)
 class ArrowTable:
     """Columns on disk in chunks of rows, of which only the wanted ones are read."""
@@ -118,6 +122,12 @@ def read_parquet(path: Path, split: str | None) -> tuple[ArrowTable, bool]:
         raise InputError(f"{path} has no .parquet files")
     named = [file for file in files if path.is_dir() and split is not None and _belongs(file.relative_to(path), split)]
     return _parquet_table(path, named or files), bool(named)
+
+
+def splits_of_files(path: Path) -> list[str]:
+    """Return the splits that the names of a folder's parquet files tell apart."""
+    files = [file.relative_to(path) for file in path.rglob("*.parquet")] if path.is_dir() else []
+    return [split for split in SPLIT_NAMES if any(_belongs(file, split) for file in files)]
 
 
 def picture_cells(path: Path, column: str) -> list[Any]:

@@ -145,7 +145,7 @@ def _write_example(example: TextExample, tokenizer: Any, template: str) -> TextE
     if example.target is None:
         return TextExample(whole, None, tokens=(ids, answer))
     # What the metrics hold generated answers against, which are decoded so.
-    target = str(tokenizer.decode(answer, skip_special_tokens=True)).strip()
+    target = str(tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False)).strip()
     if not target:
         raise InputError(f"{place}: the base's chat template leaves the answer out")
     return TextExample(whole[:begun], target, tokens=(ids, answer))

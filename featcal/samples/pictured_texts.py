@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from featcal.samples.pool import Image, TextExample
+from featcal.samples.pool import Image, TextExample, decode_in_parts
 from featcal.samples.prepare import Preparation, Prepared, prepare_causal, tokenizer_of
 from featcal.system.errors import InputError
-
-_AT_ONCE = 64  # decoded pictures in memory
 
 
 def prepare_pictured(
@@ -33,8 +31,8 @@ def prepare_pictured(
     mark = tokenizer_of(preparation.folder).convert_ids_to_tokens(preparation.image_token)
     patches: list[Tensor] = []
     grids: list[Tensor] = []
-    for start in range(0, len(images), _AT_ONCE):
-        own, grid, merged = preparation.patches(images[start : start + _AT_ONCE])
+    for some in decode_in_parts(images):
+        own, grid, merged = preparation.patches(some)
         patches, grids = [*patches, *own], [*grids, grid]
     grid = torch.cat(grids)
     counts = (grid.prod(1) // merged).tolist()

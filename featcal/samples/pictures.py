@@ -9,7 +9,7 @@ import tokenize
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcal.samples.arrow import read_parquet
+from featcal.samples.arrow import SPLIT_NAMES, read_parquet
 from featcal.samples.class_names import sort_names
 from featcal.samples.pool import Image, Pool
 from featcal.samples.records import number_labels, read_image
@@ -72,7 +72,7 @@ def arrays(file: Path, split: str) -> Pool:
             if missing:
                 raise InputError(f"{file} has no {' and '.join(missing)} (found {', '.join(content)})")
             images, labels = (_array(content[f"{part}_{of}"], f"{file}: {part}_{of}") for of in "xy")
-            names = tuple(map(str, np.atleast_1d(content["class_names"]))) if "class_names" in content else None
+            names = _read_names(content["class_names"], file) if "class_names" in content else None
     except _UNREADABLE as error:
         raise InputError(f"{file} is not a readable .npz file ({error})") from error
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or 0 in images.shape:
@@ -84,6 +84,12 @@ def arrays(file: Path, split: str) -> Pool:
         chosen = held_out if split == "validation" else ~held_out
         images, labels = images[chosen], labels[chosen]
     return Pool(len(images), labels, names, lambda wanted: [images[i] for i in wanted])
+
+
+def _read_names(names: NDArray[Any], file: Path) -> tuple[str, ...]:
+    if names.dtype.kind not in "US":
+        raise InputError(f"{file}: class_names is {names.dtype}, expected text")
+    return tuple(one.decode() if isinstance(one, bytes) else str(one) for one in np.atleast_1d(names).tolist())
 
 
 _PACKED, _SMALL = 100, 1 << 30
@@ -120,6 +126,15 @@ def imagefolder(folder: Path, label: str | None) -> Pool:
     return Pool(len(files), labels, names, images, counted_names=names is not None, notes=notes)
 
 
+def class_folders(folder: Path) -> tuple[str, ...]:
+    """Return the classes of an imagefolder without a metadata file: its sub-folders that have a picture."""
+    if any((folder / name).is_file() for name in _METADATA) or not folder.is_dir():
+        return ()
+    endings = _picture_endings()
+    below = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return tuple(path.name for path in below if any(file.suffix.lower() in endings for file in _walk(path)))
+
+
 _Files = tuple[list[Path], NDArray[np.int64], tuple[str, ...] | None, tuple[str, ...]]
 """Pictures, labels, names of the classes, and notes."""
 
@@ -137,6 +152,7 @@ def _list_subfolders(folder: Path) -> _Files:
                 pictures[path.name].append(file)
             else:
                 others[ending] += 1
+    _refuse_splits(folder, pictures)
     names = sort_names(name for name, files in pictures.items() if files)
     if not names:
         raise InputError(f"{folder}: its sub-folders ({some(sorted(pictures))}) have no pictures; make one per class")
@@ -144,6 +160,18 @@ def _list_subfolders(folder: Path) -> _Files:
     beside = sum(path.suffix.lower() in endings for path in folder.glob("[!.]*") if path.name not in pictures)
     notes = _note_left_out(others, sorted(pictures.keys() - set(names)), beside)
     return [file for name in names for file in sorted(pictures[name])], labels, names, notes
+
+
+def _refuse_splits(folder: Path, pictures: Mapping[str, Sequence[Path]]) -> None:
+    """Raise InputError if the sub-folders are splits, each with a folder per class, and no classes."""
+    splits = [name for name, files in pictures.items() if files]
+    if splits and all(name.lower() in SPLIT_NAMES for name in splits):
+        beneath = (file for name in splits for file in pictures[name])
+        if all(len(file.relative_to(folder).parts) > 2 for file in beneath):
+            raise InputError(
+                f"{folder} has a folder per split ({some(sorted(splits))}), not one per class; give the folder of a "
+                f"split, such as {folder / sorted(splits)[0]}"
+            )
 
 
 def _walk(folder: Path) -> Iterator[Path]:

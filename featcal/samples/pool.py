@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch import Tensor
 
 Image = NDArray[np.uint8]
 """One picture `[H, W, 3]`."""
+_AT_ONCE, _MOST, _FIRST = 2**28, 256, 4
+"""Bytes of decoded pictures and number of pictures in memory at most; pictures that tell first how large they are."""
 
 
 @dataclass(frozen=True)
@@ -75,3 +77,13 @@ class Pool:
     @property
     def is_text(self) -> bool:
         return self.texts is not None or self.tokens is not None
+
+
+def decode_in_parts(images: Sequence[Image]) -> Iterator[Sequence[Image]]:
+    """Yield pictures that are decoded when they are taken, as many at a time as memory allows of the largest so far."""
+    start, count, largest = 0, _FIRST, 1
+    while start < len(images):
+        some = images[start : start + count]
+        start, largest = start + len(some), max(largest, *(one.nbytes for one in some))
+        yield some
+        count = max(1, min(_MOST, _AT_ONCE // largest))

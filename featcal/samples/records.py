@@ -6,7 +6,7 @@ import io
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from featcal.samples.table import ColumnTable, picture_of
 from featcal.suite.source import Source
 from featcal.suite.template import fill_template, template_fields
 from featcal.system.errors import InputError
-from featcal.system.formatting import did_you_mean
+from featcal.system.formatting import did_you_mean, some
 from featcal.system.paths import require_plain
 from featcal.system.sandbox import require_inside
 
@@ -51,7 +51,16 @@ def table_pool(table: ColumnTable, source: Source, split: str | None) -> Pool:
         pool = _texts(table, source, rows) if source.input is not None else _pictures(table, source, rows)
     if isinstance(table, ArrowTable) and table.fetch is not None:
         return replace(pool, prepare=lambda wanted: table.prepare(rows[list(wanted)].tolist()))
+    if source.split is None and "split" in table.columns:
+        return replace(pool, notes=(*pool.notes, *note_splits({str(one) for one in table.column("split")})))
     return pool
+
+
+def note_splits(known: Collection[str]) -> tuple[str, ...]:
+    """Note that rows of several splits are used as one, because the source names none."""
+    if len(known) < 2:
+        return ()
+    return (f"the rows of every split are used ({some(sorted(known))}); give 'split' to take those of one",)
 
 
 def require_columns(source: Source, known: Sequence[str]) -> None:
@@ -144,7 +153,7 @@ def _texts(table: ColumnTable, source: Source, rows: Rows) -> Pool:
                 raise InputError(f"{table.place(place)}: {error}") from error
         return examples
 
-    labels, names, counted = _labels(table, label_column(source, table.columns), rows)
+    labels, names, counted = _labels(table, label_column(source, table.columns), rows, source.label is not None)
     images = None if source.image is None else _images(table, source.image, rows)
     return Pool(len(rows), labels, names, images, texts=texts, counted_names=counted)
 
@@ -190,7 +199,7 @@ def _not_empty(example: TextExample) -> TextExample:
 
 def _pictures(table: ColumnTable, source: Source, rows: Rows) -> Pool:
     images = _images(table, source.image or "image", rows)
-    labels, names, counted = _labels(table, label_column(source, table.columns), rows)
+    labels, names, counted = _labels(table, label_column(source, table.columns), rows, source.label is not None)
     return Pool(len(rows), labels, names, images, counted_names=counted)
 
 
@@ -208,10 +217,14 @@ def _images(table: ColumnTable, column: str, rows: Rows) -> Callable[[Sequence[i
 
 
 def _labels(
-    table: ColumnTable, column: str | None, rows: Rows
+    table: ColumnTable, column: str | None, rows: Rows, named: bool
 ) -> tuple[NDArray[np.int64] | FetchedLabels | None, tuple[str, ...] | None, bool]:
     """Return class indices of some rows, the names of the classes, and whether the names were only sorted; nothing
-    without a column."""
+    without a column.
+
+    Args:
+        named: whether the source names the column; if not, one without a single label is none.
+    """
     if column is None:
         return None, None, False
     if isinstance(table, ArrowTable) and table.fetch is not None and table.has_numbers(column):
@@ -221,8 +234,11 @@ def _labels(
             return number_labels([row[column] for row in found], f"column '{column}'")[0]
 
         return FetchedLabels(read), table.class_names(column), False
-    values = table.column(column)
-    labels, names = number_labels([values[row] for row in rows], f"column '{column}'")
+    every = table.column(column)
+    values = [every[row] for row in rows]
+    if not named and all(value is None or value == -1 for value in values):
+        return None, None, False  # the Hub's splits without labels have such a column
+    labels, names = number_labels(values, f"column '{column}'")
     # Labels that are words count themselves, whatever names are listed beside them.
     return labels, names or table.class_names(column), names is not None
 
@@ -240,10 +256,23 @@ def number_labels(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], 
         return np.array(values, dtype=np.int64), None
     if kinds == {str}:
         names = sort_names(values)
+        _refuse_spellings(names, what)
         places = {name: place for place, name in enumerate(names)}
         return np.array([places[value] for value in values], dtype=np.int64), names
     found = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise InputError(f"{what} holds {found}; labels are whole numbers or class names, one for each row")
+
+
+def _refuse_spellings(names: Sequence[str], what: str) -> None:
+    """Raise InputError for an empty label, and for two that differ in blanks around them alone."""
+    seen: dict[str, str] = {}
+    for name in names:
+        bare = name.strip()
+        if not bare:
+            raise InputError(f"{what} has empty labels; fill them in, or leave these rows out")
+        if bare in seen:
+            raise InputError(f"{what} has the labels {seen[bare]!r} and {name!r}, two classes; write them alike")
+        seen[bare] = name
 
 
 def _decode(cell: Any, place: str, folder: Path) -> Image:
@@ -275,10 +304,13 @@ def read_image(file: Path | io.BytesIO, place: str) -> Image:
 
     if isinstance(file, Path):
         require_plain(file)
-    unreadable = (OSError, ValueError, SyntaxError, EOFError, struct.error, Pillow.DecompressionBombError)
+    unreadable = (OSError, ValueError, SyntaxError, EOFError, struct.error, RuntimeError)
     try:
         with Pillow.open(file) as picture:
             return _to_array(picture, place)
+    except Pillow.DecompressionBombError as error:
+        most = f"the {MOST_PIXELS:,} that featcal reads"
+        raise InputError(f"{place} has more pixels than {most}; make it smaller") from error
     except unreadable as error:
         raise InputError(f"{place} is not a readable picture") from error
 

@@ -7,7 +7,7 @@ into the model's inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
@@ -19,14 +19,14 @@ from torch import Tensor
 
 from featcal.formats.sentences import SentenceText
 from featcal.formats.weights import check_finite
-from featcal.samples.arrow import read_parquet
-from featcal.samples.class_names import ClassList, match_names
+from featcal.samples.arrow import read_parquet, splits_of_files
+from featcal.samples.class_names import ClassList, match_names, sort_names
 from featcal.samples.conversations import write_turns
 from featcal.samples.corruptions import with_corruption
 from featcal.samples.hub import read_hub, refuse_saved_to_disk
 from featcal.samples.pictured_texts import prepare_pictured
-from featcal.samples.pictures import arrays, imagefolder
-from featcal.samples.pool import Image, Pool, TextExample
+from featcal.samples.pictures import arrays, class_folders, imagefolder
+from featcal.samples.pool import Image, Pool, TextExample, decode_in_parts
 from featcal.samples.prepare import (
     Preparation,
     Prepared,
@@ -36,17 +36,17 @@ from featcal.samples.prepare import (
     prepare_text,
     prepare_tokens,
 )
-from featcal.samples.records import MOST_LABEL, table_pool
+from featcal.samples.records import MOST_LABEL, note_splits, table_pool
 from featcal.samples.table import read_jsonl
 from featcal.samples.tensors import read_tensors, tensors_pool
 from featcal.samples.vary import with_copies
 from featcal.suite.other_files import refuse_other_files
-from featcal.suite.schema import Suite, Task
+from featcal.suite.schema import SPLITS, Suite, Task
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
 from featcal.system.extras import MissingPackage
 from featcal.system.fingerprints import seed_from_text
-from featcal.system.formatting import did_you_mean
+from featcal.system.formatting import did_you_mean, some
 from featcal.system.in_memory import find_held, is_held
 from featcal.system.paths import local_path
 from featcal.system.sandbox import require_links_inside
@@ -62,8 +62,6 @@ __all__ = [
     "pick_indices",
     "preview_samples",
 ]
-
-_AT_ONCE = 256  # decoded pictures in memory
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,7 @@ def _open_task(
         with name_problems(label):
             pool = written(task)
     else:
-        pool = open_pool(source, split, suite.root, label)
+        pool = open_scored_pool(suite, task, split)
     if not pool.size:
         raise InputError(f"{label}: the source is empty")
     picked = drawn_rows(pool.size, source.limit, count, seed, task)
@@ -222,7 +220,7 @@ def _draw_pictures(
     else:
         assert pool.images is not None
         images = _Pictures(pool.images, indices)
-        pixels = torch.cat([preparation.pixels(images[i : i + _AT_ONCE]) for i in range(0, len(images), _AT_ONCE)])
+        pixels = torch.cat([preparation.pixels(some) for some in decode_in_parts(images)])
     return Samples(*name, {"pixel_values": pixels}, None, indices, None, images)
 
 
@@ -243,6 +241,8 @@ def _draw_text(
         raise InputError(f"the texts come with {has}, the base takes {takes} (the option 'image' beside 'input')")
     sentences, longest = preparation.sentences, longest_text(spec, preparation.sentences)
     examples, apart = _split_pairs(examples, preparation)
+    if modality != "text" and any(example.pair is not None for example in examples):
+        raise InputError("a model that writes answers reads one text; write both into 'input', and leave 'pair' out")
     if sentences is not None:
         examples = _add_prompt(examples, sentences.prompt)
     made: Prepared
@@ -391,6 +391,43 @@ def _pick_evenly(size: int, limit: int | None) -> list[int]:
     return [round(position) for position in np.linspace(0, size - 1, min(limit or size, size))]
 
 
+def open_scored_pool(suite: Suite, task: str, split: str) -> Pool:
+    """Return the pool of a task's split, with the classes of all its local splits if labels only count their names: a
+    split that lacks a class is scored among as many as the others.
+
+    Raises:
+        InputError: as `open_pool`, and there is no such split.
+    """
+    spec, label = suite.task(task), f"task '{task}', {split} samples"
+    source = spec.source(split)
+    if source is None:
+        raise InputError(f"{label}: the suite gives none; add '{split}:' to the task")
+    pool = open_pool(source, split, suite.root, label)
+    if spec.classes is not None or not pool.counted_names or not isinstance(pool.labels, np.ndarray):
+        return pool
+    own, more = pool.class_names or (), set[str]()
+    for other in (one for one in SPLITS if one != split):
+        with suppress(InputError):  # one that cannot be read says so where it is used
+            more |= set(_counted_names(spec.source(other), other, suite.root))
+    missing = sort_names(more - set(own))
+    if not missing:
+        return pool
+    names = sort_names((*own, *missing))
+    labels = np.array([names.index(name) for name in own], dtype=np.int64)[pool.labels]
+    note = f"no sample is of {some(missing)}, classes of the task's other samples; they are counted all the same"
+    return replace(pool, labels=labels, class_names=names, notes=(*pool.notes, note))
+
+
+def _counted_names(source: Source | None, split: str, root: Path) -> tuple[str, ...]:
+    """Return the class names that the labels of a local source count."""
+    if source is None or source.hub is not None or source.self_generated is not None:
+        return ()
+    if source.imagefolder is not None and source.label is None:
+        return class_folders(local_path(source.imagefolder, root, "imagefolder"))
+    pool = open_pool(source, split, root, "")
+    return (pool.class_names or ()) if pool.counted_names else ()
+
+
 def open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
     """Return the pool of a source; `label` names it in errors.
 
@@ -447,7 +484,8 @@ def _open_pool(source: Source, split: str, root: Path) -> Pool:
     if source.jsonl is not None:
         return table_pool(read_jsonl(path), source, source.split)
     rows, by_file = read_parquet(path, source.split)
-    return table_pool(rows, source, None if by_file else source.split)
+    pool = table_pool(rows, source, None if by_file else source.split)
+    return pool if source.split is not None else replace(pool, notes=(*pool.notes, *note_splits(splits_of_files(path))))
 
 
 def _embedded_pool(task: str, split: str) -> Pool:

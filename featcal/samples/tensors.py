@@ -33,6 +33,11 @@ def tensors_pool(found: Mapping[str, Tensor], source: Source) -> Pool:
             f"'{source.key}' has shape {list(values.shape)} and holds {values.dtype}, expected "
             "[n, channels, height, width], or whole numbers [n, tokens]"
         )
+    if not values.is_floating_point():
+        raise InputError(
+            f"'{source.key}' holds {values.dtype}: pictures in a file of tensors are preprocessed, in floating point; "
+            "raw ones go into 'arrays' (.npz) or a folder"
+        )
     if source.mask is not None:
         raise InputError(f"'mask' belongs to token ids; '{source.key}' holds pictures")
     labels = found["labels"].numpy() if "labels" in found else None

@@ -13,10 +13,11 @@ from clip_config import clip_config
 from tiny_text import ROWS, TASKS, WORDS, text_suite, write_text_suite
 
 from featcal import Family, InputError, Suite, evaluate, load_suite, measure_drift, open_family
-from featcal.evaluation.language import exact_match, first_answers, spearman
+from featcal.evaluation.language import exact_match, first_answers, note_unreachable, spearman
 from featcal.family.opening import batches_by_length
 from featcal.models.adapter import Call
 from featcal.models.generation import prompts
+from featcal.samples.prepare import tokenizer_of
 from featcal.samples.sources import Samples
 
 
@@ -86,6 +87,33 @@ def test_an_answer_ends_where_the_chat_template_ends_it(tmp_path: Path, after: s
     suite = Suite.of(base=str(tmp_path), experts={"t": str(tmp_path)}, merged=str(tmp_path), test={"t": rows})
     found = evaluate(suite, "base").tasks["t"]
     assert (found.predictions, found.labels, found.value) == (("No.",), ("No.",), 1.0)
+
+
+def test_right_answers_longer_than_a_model_may_write_are_said(tmp_path: Path) -> None:
+    """The tiny texts' answers are one token each, so that with none to write no answer equals them."""
+    drawn = open_family(load_suite(text_suite(tmp_path, "llama")), "cpu").samples(TASKS[0], "test", None, 0)
+    family = open_family(load_suite(tmp_path / "suite.yaml"), "cpu")
+    assert note_unreachable(family, drawn, 1) == ()
+    (note,) = note_unreachable(family, drawn, 0)
+    assert note.startswith("right answers have up to 1 tokens, and a model may write 0")
+
+
+def test_numbers_are_asked_for_before_a_model_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = text_suite(tmp_path, "llama")
+    file.write_text(file.read_text().replace("exact_match", "spearman"))
+    monkeypatch.delattr("featcal.evaluation.evaluate.generate_answers")
+    with pytest.raises(InputError, match=f"task '{TASKS[0]}', test samples: spearman needs numbers"):
+        evaluate(load_suite(file))
+
+
+def test_blanks_before_marks_stay_whatever_the_tokenizer_would_clean_up(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    tokenizer = type(tokenizer_of(family.base_folder))
+    monkeypatch.setattr(tokenizer, "batch_decode", lambda _, ids, **options: asked.append(options) or [""] * len(ids))
+    evaluate(family, "base", samples=2)
+    assert {options["clean_up_tokenization_spaces"] for options in asked} == {False}
 
 
 def test_output_drift_of_language_heads(family: Family) -> None:

@@ -46,6 +46,21 @@ def test_results_are_read(tmp_path: Path) -> None:
     assert found["lm_eval"] == {"lm_eval_version": "0.4.9"}
 
 
+def test_the_number_of_samples_is_no_metric_and_a_perplexity_no_share(tmp_path: Path) -> None:
+    """As lm-eval 0.4.12 writes them."""
+    results = {
+        "cola": {"name": "cola", "alias": "cola", "sample_len": 1043, "mcc,none": 0.31},
+        "wikitext": {"alias": "wikitext", "sample_len": 62, "word_perplexity,none": 37.4},
+    }
+    better = {"cola": {"mcc": True}, "wikitext": {"word_perplexity": False}}
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps({"results": results, "higher_is_better": better}))
+    found = lm_eval.read_results(file)
+    assert found["tasks"]["cola"] == {"metric": "mcc,none", "value": 0.31, "n": None, "metrics": {"mcc,none": 0.31}}
+    assert found["tasks"]["wikitext"]["value"] == 37.4
+    assert found["average"] == 0.31
+
+
 def test_a_group_stands_for_its_members(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     numbers = {

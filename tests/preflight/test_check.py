@@ -13,7 +13,7 @@ import yaml
 from fake_hub import FakeHub
 from safetensors.torch import load_file, save, save_file
 from suite_edits import Edit
-from tiny_text import CONFIGS, ROWS, token_samples, write_text_suite
+from tiny_text import CONFIGS, ROWS, text_suite, token_samples, write_text_suite
 from torch import Tensor
 
 import featcal
@@ -173,6 +173,38 @@ def test_a_broken_base_does_not_hide_the_experts(own_suite_file: Path) -> None:
         file.write_bytes(file.read_bytes()[:100])
     found = check_suite(load_suite(own_suite_file))
     assert [problem.split(":")[0] for problem in found.problems] == ["base", "expert 'pets'"]
+
+
+def test_what_scores_would_refuse_is_found(tmp_path: Path) -> None:
+    file = text_suite(tmp_path, "llama")
+    content = yaml.safe_load(file.read_text())
+    left, right = content["tasks"]
+    rows = [{"text": "w1 w2", "label": 0}] * 200 + [{"text": " ", "label": 1}]
+    (tmp_path / "blank.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    content["tasks"][left]["test"] = {
+        "jsonl": "blank.jsonl",
+        "input": "{text}",
+        "label": "label",
+        "targets": ["a", "b"],
+    }
+    del content["tasks"][right]["test"]["targets"], content["tasks"][right]["test"]["label"]
+    file.write_text(yaml.safe_dump(content))
+    found = check_suite(load_suite(file), probe=True)
+    problem = f"task '{left}', test samples: {tmp_path / 'blank.jsonl'}, line 201: the input is empty"
+    assert found.problems == (problem,)
+    notes = "\n".join(found.notes)
+    assert f"task '{right}', test samples: no targets; give 'target' in the source; it cannot be scored" in notes
+
+
+def test_labels_of_every_sample_need_a_class(own_suite_file: Path, edit_suite: Edit) -> None:
+    file = own_suite_file.parent / "samples.safetensors"
+    content = load_file(file)
+    labels = content["pets.test.y"]
+    labels[len(labels) - 1] = 3
+    save_file(content, file)
+    assert check_suite(load_suite(own_suite_file)).problems == (
+        "task 'pets', test samples: label 3 has no class, there are 3 ('cat', 'dog', 'fish')",
+    )
 
 
 def test_a_sound_suite(tiny_suite_file: Path) -> None:

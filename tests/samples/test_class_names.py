@@ -122,3 +122,9 @@ def test_long_lists_are_cut() -> None:
     many = tuple(f"n{number:03d}" for number in range(1000))
     assert match(many, tuple(f"m{number}" for number in range(1000))).note.endswith("and 980 more")
     assert len(match(many, ("n1", "x")).problem) < 600
+
+
+def test_equal_lists_match_place_by_place_also_where_a_name_comes_twice() -> None:
+    """As "crane", the bird and the machine."""
+    names = ("crane", "dog", "crane")
+    assert match_names(ClassList(names, "a"), ClassList(names, "b")).places == (0, 1, 2)

@@ -19,10 +19,10 @@ from suite_edits import Edit
 from tiny_clip import SIDE, clip_inputs
 
 from featcal.formats.located_model import PicturePreprocessing
-from featcal.samples import sources
+from featcal.samples import pool
 from featcal.samples.prepare import Preparation
 from featcal.samples.sources import draw_samples, open_pool, pick_indices
-from featcal.suite.schema import Source, load_suite
+from featcal.suite.schema import SPLITS, Source, load_suite
 from featcal.system.errors import InputError
 
 
@@ -68,7 +68,13 @@ def test_nan_in_calibration_images(own_suite_file: Path) -> None:
 
 
 ARRAYS = {"empty": b"", "torn": b"PK\x03\x04 broken", "alone": b"\x93NUMPY\x01\x00v\x00{'descr': '<f8'}"}
+DIGITS = "has a folder per split ('test', 'train'), not one per class; give the folder of a split, such as "
 UNUSABLE: dict[str, Any] = {
+    DIGITS: {"imagefolder": "digits"},
+    "holds torch.uint8: pictures in a file of tensors are preprocessed": {"tensors": "raw.safetensors", "key": "x"},
+    "numbers.npz: class_names is int64, expected text": {"arrays": "numbers.npz"},
+    "has empty labels": {"jsonl": "blank.jsonl", "input": "{text}", "label": "label"},
+    "has the labels 'yes' and 'yes ', two classes": {"jsonl": "spelt.jsonl", "input": "{text}", "label": "label"},
     "does not exist": {"tensors": "none.safetensors", "key": "k"},
     "Did you mean 'pets.calibration'?": {"tensors": "samples.safetensors", "key": "pets.calibratio"},
     "expected [n, channels, height, width]": {"tensors": "samples.safetensors", "key": "pets.test.y"},
@@ -90,10 +96,69 @@ def test_unusable_sources(own_suite_file: Path, source: dict[str, str], message:
     root = own_suite_file.parent
     for name, content in ARRAYS.items():
         (root / f"{name}.npz").write_bytes(content)
+    picture = np.zeros((2, 4, 4, 3), dtype=np.uint8)
+    np.savez(root / "numbers.npz", test_x=picture, test_y=np.zeros(2, dtype=int), class_names=np.array([3, 4]))
+    save_file({"x": torch.zeros(2, 3, 4, 4, dtype=torch.uint8)}, root / "raw.safetensors")
+    for split in ("train", "test"):
+        write_picture(root / "digits" / split / "one" / "a.png", 1)
+    for name, labels in (("blank", ["yes", " "]), ("spelt", ["yes", "yes "])):
+        rows = [{"text": "a", "label": label} for label in labels]
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     np.savez(root / "fractions.npz", train_x=np.zeros((2, 4, 4, 3), dtype=np.float32), train_y=np.zeros(2))
     with pytest.raises(InputError) as caught:
         opened(root, **source)
     assert message in str(caught.value)
+
+
+def test_names_in_bytes_are_text(tmp_path: Path) -> None:
+    labels = {"test_y": np.zeros(1, dtype=int), "class_names": np.array(["Zürich".encode(), b"b"])}
+    np.savez(tmp_path / "x.npz", test_x=np.zeros((1, 4, 4, 3), dtype=np.uint8), **labels)
+    assert opened(tmp_path, arrays="x.npz").class_names == ("Zürich", "b")
+
+
+@pytest.mark.parametrize("nothing", [None, -1])
+def test_a_column_without_a_label_is_none_unless_it_is_asked_for(tmp_path: Path, nothing: int | None) -> None:
+    """The Hub's splits without labels have it."""
+    write_picture(tmp_path / "a.png", 10)
+    labels = pa.array([nothing, nothing], pa.int64())
+    pq.write_table(pa.table({"image": ["a.png"] * 2, "label": labels}), tmp_path / "x.parquet")
+    assert opened(tmp_path, parquet="x.parquet").labels is None
+    with pytest.raises(InputError, match=r"labels are whole numbers|is negative"):
+        opened(tmp_path, parquet="x.parquet", label="label")
+
+
+def test_rows_of_every_split_are_said_to_be_used(tmp_path: Path) -> None:
+    rows = [{"text": "a", "split": name} for name in ("train", "test", "test")]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"jsonl": "x.jsonl", "input": "{text}"}
+    assert opened(tmp_path, **source).notes == (
+        "the rows of every split are used ('test', 'train'); give 'split' to take those of one",
+    )
+    assert (opened(tmp_path, **source, split="test").notes, opened(tmp_path, **source, split="test").size) == ((), 2)
+    for name in ("train", "test-00000-of-00001"):
+        pq.write_table(pa.table({"text": ["a"]}), tmp_path / f"{name}.parquet")
+    source = {"parquet": ".", "input": "{text}"}
+    assert "every split are used ('test', 'train')" in opened(tmp_path, **source).notes[0]
+    assert opened(tmp_path, **source, split="test").notes == ()
+
+
+def test_a_split_that_lacks_a_class_counts_the_classes_of_all(own_suite_file: Path, edit_suite: Edit) -> None:
+    root = own_suite_file.parent
+    for split, names in (("train", ("cat", "dog", "fish")), ("test", ("dog", "fish"))):
+        for name in names:
+            write_picture(root / split / name / "a.png", 10)
+
+    def change(content: dict[str, Any]) -> None:
+        task = content["tasks"]["pets"]
+        task.pop("classes", None)
+        task.update({split: {"imagefolder": "test" if split == "test" else "train"} for split in SPLITS})
+
+    file = edit_suite(change)
+    found, other = drawn(file), drawn(file, "calibration")
+    assert found.class_names == other.class_names == ("cat", "dog", "fish")
+    assert (found.labels.tolist(), other.labels.tolist()) == ([1, 2], [0, 1, 2])
+    assert found.notes == ("no sample is of 'cat', classes of the task's other samples; they are counted all the same",)
+    assert other.notes == ()
 
 
 def test_missing_split_and_a_label_without_a_name(edit_suite: Edit) -> None:
@@ -372,8 +437,10 @@ def test_pixels_are_made_in_parts_and_pictures_read_again(
     content = write_arrays(own_suite_file.parent / "x.npz")
     file = edit_suite(lambda c: c["tasks"]["pets"].update(test={"arrays": "x.npz"}, classes=["a", "b"]))
     whole = drawn(file)
-    monkeypatch.setattr(sources, "_AT_ONCE", 7)
+    one = content["test_x"][0].nbytes
+    monkeypatch.setattr(pool, "_AT_ONCE", 7 * one)
     parts = drawn(file)
+    assert [len(some) for some in pool.decode_in_parts(list(content["test_x"]))] == [4, 7, 7, 7, 5]
     assert parts.inputs["pixel_values"].equal(whole.inputs["pixel_values"])
     assert len(parts.images) == 30
     assert [im.tobytes() for im in parts.images] == [im.tobytes() for im in content["test_x"]]
