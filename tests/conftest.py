@@ -72,8 +72,10 @@ def forget_checkpoints() -> Iterator[None]:
 @pytest.fixture
 def registrations() -> Iterator[None]:
     """Take away the methods that a test registers; featcal's own stay, since a module is imported only once."""
-    before = {*methods._REGISTERED}
+    before, code = {*methods._REGISTERED}, dict(methods._CODE)
     yield
+    methods._CODE.clear()
+    methods._CODE.update(code)
     for name, kind in [*methods._REGISTERED.items()]:
         if name not in before and not kind.__module__.startswith("featcal."):
             del methods._REGISTERED[name]

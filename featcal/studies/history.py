@@ -21,11 +21,12 @@ from uuid import uuid4
 from pydantic import Field, FiniteFloat
 
 from featcal.studies.records import Records
+from featcal.suite.methods import methods_code
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import json_digest
 from featcal.system.formatting import shorten
-from featcal.system.resources import cache_folder
+from featcal.system.resources import cache_folder, code_digest
 from featcal.system.versions import TELLING, extension_versions, versions
 
 if TYPE_CHECKING:  # a list of runs needs no torch
@@ -368,8 +369,14 @@ def _digest(path: str, *stamp: int) -> str:
 
 
 def current_maker(device: str) -> dict[str, str]:
-    """Return versions and kind of device of this process; runs with other versions or devices are separate runs."""
-    return {**versions(TELLING), **extension_versions(), "device": device}
+    """Return versions and kind of device of this process; runs with other versions or devices are separate runs.
+
+    Like those of extensions featcal's version has 12 digits of the SHA-256 of its code, which a checkout changes
+    between versions.
+    """
+    found = versions(TELLING)
+    own = {"featcal": f"{found['featcal']}, {code_digest()[:12]}"}
+    return {**found, **own, **extension_versions(), **methods_code(), "device": device}
 
 
 def _read_mark(file: str) -> str:

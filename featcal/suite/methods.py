@@ -10,6 +10,7 @@ known without imports; a method's code is imported when the method is used.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,10 +18,12 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import ClassVar, TypeVar
+from uuid import uuid4
 
 from featcal.suite.options import MethodOptions
 from featcal.system.errors import InputError
 from featcal.system.extras import load_entry_point
+from featcal.system.fingerprints import digest_code
 from featcal.system.formatting import did_you_mean
 
 SAMPLES, LABELS, TEST_DATA, TRAINING, MODULES, TASK = NEEDS = (
@@ -88,6 +91,8 @@ class About:
 
 Kind = TypeVar("Kind", bound=type[Method])
 _REGISTERED: dict[str, type[Method]] = {}
+_CODE: dict[str, str] = {}
+"""Digest of the code of methods that were registered from elsewhere, by module."""
 
 
 def register_method(
@@ -141,9 +146,24 @@ def register_method(
             raise InputError(f"there is a method '{name}' already; give {kind.__qualname__} another name")
         kind.kind, kind.about = name, About(summary, paper, needs, compared, note, mergekit)
         _REGISTERED[name] = kind
+        # Packages that bring methods are told by `system.versions.extension_versions`, imported or not.
+        if (elsewhere is None and name not in _entry_points()) or kind.__module__ in _CODE:
+            _CODE[kind.__module__] = _digest_module(kind.__module__)
         return kind
 
     return register
+
+
+def _digest_module(name: str) -> str:
+    """Return 12 digits of the SHA-256 of a module's code as it is imported; without a file, as in a notebook, a value
+    that no other definition has."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return uuid4().hex[:12] if file is None else digest_code([Path(file)])[:12]
+
+
+def methods_code() -> Mapping[str, str]:
+    """Return a digest of the code of every module that registered methods of its own, which change what is measured."""
+    return dict(sorted(_CODE.items()))
 
 
 def method(name: str) -> type[Method]:

@@ -101,8 +101,8 @@ def test_models_that_start_from_a_base_are_refused(suites: dict[str, Suite], mod
 def test_what_is_listed_is_what_there_is(suites: dict[str, Suite], family: Family) -> None:
     assert every_method(Session(family)) == ["expert", "merged", "calibrated", "calibrated:recipe=refined"]
     plan = [one.config for one in plan_candidates(family, config_for(family, samples=4))]
-    assert [(one.recipe, one.rho, one.mu) for one in plan if one is not None] == [
-        ("refined", 1, 0), ("paper", 1, 0), ("refined", 1, 0),
+    assert [(one.recipe, one.rho, one.mu, one.decisions) for one in plan if one is not None] == [
+        ("refined", 1, 0, 0), ("paper", 1, 0, 0), ("refined", 1, 0, 0.7), ("refined", 1, 0, 0),
     ]  # fmt: skip
     assert config_of_suite(suites["without"], family.adapter).rho == 1
     # Its own choice stands, and is refused where it is used.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from featcal.studies import history
 from featcal.studies.history import current_maker
 from featcal.system.versions import all_versions, extension_versions
 
@@ -38,3 +40,39 @@ def test_code_of_a_package_that_brings_something_tells_runs_apart(site: Path) ->
     (site / "facts.py").write_text("FACTS = 2\n")
     extension_versions.cache_clear()  # as in the next process
     assert {name for name, value in current_maker("cpu").items() if value != before[name]} == {"bringing"}
+
+
+def test_code_of_featcal_itself_tells_runs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout changes it between versions."""
+    before = current_maker("cpu")
+    monkeypatch.setattr(history, "code_digest", lambda: "0" * 64)
+    after = current_maker("cpu")
+    assert after["featcal"] == f"{before['featcal'].partition(',')[0]}, {'0' * 12}"
+    assert {name for name, value in after.items() if value != before[name]} == {"featcal"}
+
+
+OWN = "import featcal\n@featcal.merger('{name}', 'of a test')\ndef merge(base, vectors):\n    return base * {factor}\n"
+
+
+@pytest.mark.usefixtures("registrations")
+def test_code_of_a_method_that_was_imported_tells_runs_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file, found = tmp_path / "merger_of_a_test.py", []
+    for factor in (1, 2):
+        file.write_text(OWN.format(name="merger-of-a-test", factor=factor))
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
+        importlib.invalidate_caches()
+        importlib.import_module(file.stem)
+        found.append(current_maker("cpu")[file.stem])
+    assert found == [hashlib.sha256(file.name.encode() + OWN.format(name="merger-of-a-test", factor=factor).encode())
+                     .hexdigest()[:12] for factor in (1, 2)]  # fmt: skip
+
+
+@pytest.mark.usefixtures("registrations")
+def test_a_method_without_a_file_is_never_taken_for_another() -> None:
+    """As one that is written in a notebook, and written anew there."""
+    found = []
+    for factor in (1, 2):
+        exec(OWN.format(name="cell-of-a-test", factor=factor), {"__name__": "a_notebook"})
+        found.append(current_maker("cpu")["a_notebook"])
+    assert found[0] != found[1]

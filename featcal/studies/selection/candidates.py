@@ -25,10 +25,12 @@ from featcal.suite.methods import REFERENCE, SAMPLES, TEST_DATA, is_method, merg
 from featcal.suite.name_grammar import model_name, name_on
 from featcal.system.errors import InputError
 
-CHOSEN = ("recipe", *OF_A_RECIPE)
+CHOSEN = ("recipe", *OF_A_RECIPE, "decisions")
 """Options by which candidates differ; all other options are the same for all."""
 PRIORS = ((0.1, 2.0), (0.2, 1.5), (0.3, 1.0), (0.3, 2.0))
 """Values of mu and rho for further candidates of "informed"."""
+DECISIONS = 0.7
+"""Value of decisions for one more."""
 MERGED = "merged"
 """Name of the suite's own merged model among the starts."""
 
@@ -76,8 +78,9 @@ def plan_candidates(
     family: Family, asked: CalibrationConfig, starts: Sequence[str] = (), of: str = MERGED
 ) -> list[CandidateModel]:
     """List the candidates: first the default, "informed" at its defaults; then the merge as it is, the other recipes at
-    their defaults, "informed" at `PRIORS` and cautious, the requested options, and every start as it is and calibrated
-    by the default. If the base is not known the default is "refined", and "informed" is left out.
+    their defaults, the default with `DECISIONS`, "informed" at `PRIORS` and cautious, the requested options, and every
+    start as it is and calibrated by the default. If the base is not known the default is "refined", and "informed" is
+    left out.
 
     Args:
         asked: requested options; samples, seed, switches and parts apply to all candidates, except switches that a
@@ -98,7 +101,7 @@ def plan_candidates(
         return replace(asked, **(candidate_options(own) | foreign))
 
     default = use_defaults(_default(family))
-    repairs = [default, use_defaults(PAPER), use_defaults(REFINED)]
+    repairs = [default, use_defaults(PAPER), use_defaults(REFINED), replace(default, decisions=DECISIONS)]
     repairs += [replace(default, mu=mu, rho=rho) for mu, rho in PRIORS if family.is_base_known]
     repairs += [replace(default, **dict[str, Any](CAUTIOUS)), asked]
     merge = _start(of, family)

@@ -22,6 +22,7 @@ from featcal.models.model import tasks_with_own_modules
 from featcal.studies.selection.candidates import CHOSEN
 from featcal.studies.selection.held_out_samples import SelectionProblem
 from featcal.suite.calibration_options import IDLE
+from featcal.suite.methods import methods_code
 from featcal.suite.name_grammar import reference_in
 from featcal.system.atomic_files import put
 from featcal.system.errors import InputError
@@ -134,6 +135,7 @@ def folder_of(contest: SelectionProblem) -> Path | None:
         "versions": all_versions(),
         # Never the suite's hash: it covers the test split too, which a choice does not read.
         "code": code_digest(),
+        "methods": dict(methods_code()),
     }
     return cache_folder() / "selections" / json_digest(identity)[:32]
 

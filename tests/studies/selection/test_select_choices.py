@@ -44,13 +44,14 @@ def test_candidates_are_the_default_the_start_and_what_is_known_to_help(many: Fa
     assert plan[1] == CandidateModel("merged", None)
     own = [candidate_options(one.config) for one in plan if one.start == "merged" and one.config is not None]
     assert len(own) == REPAIRS
-    assert [one["recipe"] for one in own] == ["informed", "paper", "refined", *["informed"] * 4]
+    assert [one["recipe"] for one in own] == ["informed", "paper", "refined", *["informed"] * 5]
     assert own[1]["lam"], own[2]["lam"] == (0.05, 0.01)
-    assert [(one["mu"], one["rho"], one["alpha"], one["beta"]) for one in own[3:]] == [
-        (0.2, 1.5, 0.6, 0.5),
-        (0.3, 1.0, 0.6, 0.5),
-        (0.3, 2.0, 0.6, 0.5),
-        (0.1, 2.0, 0.3, 0.0),
+    assert [(one["mu"], one["rho"], one["alpha"], one["beta"], one["decisions"]) for one in own[3:]] == [
+        (0.1, 2.0, 0.6, 0.5, 0.7),
+        (0.2, 1.5, 0.6, 0.5, 0),
+        (0.3, 1.0, 0.6, 0.5, 0),
+        (0.3, 2.0, 0.6, 0.5, 0),
+        (0.1, 2.0, 0.3, 0.0, 0),
     ]
     assert [(one.start, one.config) for one in plan[1 + REPAIRS :]] == [
         ("tsv-m", None),
@@ -269,7 +270,7 @@ def test_a_candidate_that_fails_is_named_and_never_chosen(many: Family, monkeypa
     assert found.margin is None  # the default has no score
     assert found.verdict is None
     failures = [one.failure for one in found.candidates if one.score is None]
-    assert failures == ["block 0: the system is singular"] * 6
+    assert failures == ["block 0: the system is singular"] * 7
     broken |= {"paper", "refined"}
     monkeypatch.setenv("FEATCAL_CACHE", str(cache_folder() / "another"))
     with pytest.raises(NumericalError, match=r"recipe=informed.*: block 0: the system is singular"):
