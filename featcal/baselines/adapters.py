@@ -5,7 +5,7 @@ D = W_t - W the change to the task's expert,
 
     B A = argmin over rank r of tr((D - B A) (omega G + (lam + eps) I) (D - B A)^T),    G = mean of x x^T,
 
-omega as in Eq. (14), lam and eps those of the suite's calibration (`calibration.low_rank`). Biases, norms and the rest
+omega as in Eq. (14), lam and eps the defaults of the architecture (`calibration.low_rank`). Biases, norms and the rest
 are the model's. Adapters hold for text that is generated as well, and a server can load them all over one model. Which
 task a sample is of must be known when the model is used.
 """

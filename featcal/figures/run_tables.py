@@ -65,9 +65,9 @@ def describe_options(run: HistoryEntry) -> dict[str, Any]:
 
 
 def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd.DataFrame:
-    """Return one row per point: its description (`OPTION_COLUMNS`), mean over tasks and lowest score of a task in
-    percent, that task, relative final drift, processor seconds of its calibration (NaN if unknown), and whether the
-    point is on the Pareto front of the two scores."""
+    """Return one row per point: its description (`OPTION_COLUMNS`), all other options as text ("more"), mean over tasks
+    and lowest score of a task in percent, that task, relative final drift, processor seconds of its calibration (NaN if
+    unknown), and whether the point is on the Pareto front of the two scores."""
     best = {one.run.id for one in front}
     rows = [
         {
@@ -76,6 +76,7 @@ def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd
             "model": one.run.model,
             "name": one.run.name,
             **describe_options(one.run),
+            "more": str(sorted((name, value) for name, value in one.run.options.items() if name not in SHOWN_OPTIONS)),
             "mean": 100 * one.found.mean,
             "worst task": one.found.worst_task,
             "worst": 100 * one.found.worst,
@@ -86,7 +87,7 @@ def sweep_table(points: Sequence[SweepPoint], front: Sequence[SweepPoint]) -> pd
         for one in points
     ]
     scores = ["mean", "worst task", "worst", "drift", "cost", "front"]
-    return pd.DataFrame(rows, columns=["run", "kind", "model", "name", *OPTION_COLUMNS, *scores])
+    return pd.DataFrame(rows, columns=["run", "kind", "model", "name", *OPTION_COLUMNS, "more", *scores])
 
 
 def run_table(runs: Sequence[HistoryEntry]) -> pd.DataFrame:
@@ -174,9 +175,9 @@ def describe_measured_samples(one: RunMeasurement | None) -> str:
 def different(a: HistoryEntry, b: HistoryEntry) -> pd.DataFrame:
     """Return one row per option and version in which two runs differ; "–" if one does not have it."""
     sides = [{**run.options, **run.made_by, "suite": f"{run.suite} {run.suite_hash}"} for run in (a, b)]
-    # A model without options is told apart by its name alone.
-    if not (a.options and b.options):
-        sides = [{"model": run.model, **side} for run, side in zip((a, b), sides, strict=True)]
+    # A model without options is told apart by its name alone, one with them by the merge that it calibrates, too.
+    own = [{"merge": model_name(run.model).of} if a.options and b.options else {"model": run.model} for run in (a, b)]
+    sides = [{**name, **side} for name, side in zip(own, sides, strict=True)]
     names = dict.fromkeys([*sides[0], *sides[1]])
     rows = [(name, *(str(side.get(name, "–")) for side in sides)) for name in names]
     return pd.DataFrame([row for row in rows if row[1] != row[2]], columns=["option", "A", "B"])

@@ -124,8 +124,9 @@ def markdown(found: Sequence[Summary]) -> str:
     at = header.index("method")
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for row in cells:
-        named = [f"`{cell}`" if place == at else cell.replace("|", "\\|") for place, cell in enumerate(row)]
-        lines.append("| " + " | ".join(named) + " |")
+        named = [f"`{cell}`" if place == at else cell for place, cell in enumerate(row)]
+        # Also within code, where tables end a cell all the same.
+        lines.append("| " + " | ".join(one.replace("|", "\\|") for one in named) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -123,9 +123,9 @@ def _front(figure: go.Figure, frame: pd.DataFrame) -> None:
 
 
 def _join_alike(figure: go.Figure, having: pd.DataFrame, option: str) -> None:
-    """Draw a thin line through the runs that differ only in one option."""
-    others = [name for name in OPTION_COLUMNS if name != option]
-    for _, alike in having.groupby(others, dropna=False, sort=False):
+    """Draw a thin line through the calibrated runs that differ only in one option."""
+    others = [name for name in (*OPTION_COLUMNS, "more") if name != option]
+    for _, alike in having[having["kind"] == "calibrated"].groupby(others, dropna=False, sort=False):
         if alike[option].nunique() > 1:
             line = {"color": COLOUR["base"], "width": 1}
             figure.add_scatter(

@@ -72,6 +72,12 @@ def test_numbers_decide_what_is_said_and_what_is_next(
     assert state in said(verdict)["state"]
 
 
+def test_weights_that_were_lost_are_not_found_by_a_smaller_scale() -> None:
+    own = judge_merge(findings(contents(a=0.5, b=0.01), stated=None, method=""))
+    assert own.next == MERGE
+    assert said(own)["next"].startswith("Next: calibration cannot mend this; merge again: merge")
+
+
 def test_a_scale_that_the_recipe_asks_for_is_not_merged_by_it_again() -> None:
     given = contents(explained=15.0, moved=15.0, a=5.0, b=2.5)
     own = said(judge_merge(findings(given, stated={"a": 5.0, "b": 2.5})))

@@ -75,6 +75,16 @@ def test_a_score_stands_against_an_option_and_lines_join_what_is_alike_but_for_i
     assert sweep_charts.runs_as_points(frame, "recipe", "accuracy", {}).layout.xaxis.type == "category"
 
 
+def test_no_line_joins_runs_that_differ_in_what_no_column_shows_or_models_of_other_kinds() -> None:
+    several = [of_paper(0.005, 2.0, 0.5), of_paper(0.05, 2.0, 0.4, biases=False), of_paper(0.5, 2.0, 0.6)]
+    points = [*several, *(a_point(f"task-arithmetic:scale={scale}", 0.3) for scale in (0.2, 1))]
+    frame = run_tables.sweep_table(points, front(points))
+    figure = sweep_charts.runs_as_points(frame, "λ", "accuracy", {})
+    assert [list(one.x) for one in figure.data if one.mode == "lines"] == [[0.005, 0.5]]
+    figure = sweep_charts.runs_as_points(frame, "method", "accuracy", {})
+    assert [one for one in figure.data if one.mode == "lines"] == []
+
+
 def test_runs_and_methods_are_points_of_one_plot(frame: pd.DataFrame, points: list[SweepPoint]) -> None:
     methods = study_tables.method_points(read_study(data_path("clip-mini", "compare.json")).summaries())
     assert [*methods["kind"][:4]] == ["expert", "base", "merged", "merger"]

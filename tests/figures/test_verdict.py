@@ -172,6 +172,7 @@ TABLE: Mapping[str, tuple[Findings, str, Mapping[str, str]]] = {
             "repair": "Calibrating with 64 samples per task does harm: it lowers the average accuracy to 60.0 % (-10.0 "
             "points, -15.0 to -5.0).",
             "repaired drift": "It does not lower the final drift: from 0.73 to 0.80.",
+            "next": "Next: try other options; with these, calibration does harm.",
         },
     ),
     "better than its experts": (
@@ -193,6 +194,19 @@ TABLE: Mapping[str, tuple[Findings, str, Mapping[str, str]]] = {
         {
             "kept": "There are no scores, so what follows is of features alone: no labels",
             "repaired drift": "Calibrating lowers the final drift: from 0.73 to 0.50.",
+        },
+    ),
+    "no labels, no gain": (
+        replace(UNSCORED, repaired_final=0.8),
+        sentences.OPTIONS,
+        {"next": "Next: try other options; with these, calibration does not lower the drift."},
+    ),
+    "an expert below the base within noise": (
+        replace(HURT, taught=compared(between(0.5, 0.95, 0.4, 0.5), cats=between(0.5, 0.49, -0.1, 0.08))),
+        sentences.REPAIR,
+        {
+            "experts": "Check the file of the expert of cats (49.0 %, base 50.0 %, within noise): on its own task an "
+            "expert should be better than the base model."
         },
     ),
     "an expert itself": (

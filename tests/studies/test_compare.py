@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -194,6 +195,8 @@ def test_a_method_that_cannot_be_used_is_a_row_that_says_why(own: Session) -> No
     assert by_method["merged"].average is not None
     shown = study_tables.markdown(study.summaries())
     assert shown.count("cannot be used") == 3
+    (first, *_) = study.summaries()
+    assert "`expert:a\\|b`" in study_tables.markdown([replace(first, method="expert:a|b")])
     assert all(line.count("|") == 12 for line in shown.splitlines())
 
 

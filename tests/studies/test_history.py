@@ -454,8 +454,10 @@ def test_tables_of_runs(tmp_path: Path) -> None:
 
 
 def test_two_runs_side_by_side() -> None:
-    a, b = new_run(SUITE, "one", {"lam": 0.1, "rho": 2.0}, BY), new_run(SUITE, "two", {"lam": 0.2, "rho": 2.0}, BY)
+    a, b = (new_run(SUITE, "calibrated", {"lam": lam, "rho": 2.0}, BY) for lam in (0.1, 0.2))
     assert run_tables.different(a, b).to_dict("records") == [{"option": "lam", "A": "0.1", "B": "0.2"}]
+    here, there = (new_run(SUITE, f"calibrated:lam=0.1{on}", {"lam": 0.1}, BY) for on in ("", "@tsv-m"))
+    assert run_tables.different(here, there).to_dict("records") == [{"option": "merge", "A": "merged", "B": "tsv-m"}]
     plain = new_run(SUITE, "merged", {}, BY)
     assert run_tables.different(a, plain)["option"].tolist() == ["model", "lam", "rho"]
     frame = run_tables.compare_runs(measured(0.25), measured(0.5)).set_index("task")

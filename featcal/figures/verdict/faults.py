@@ -349,10 +349,13 @@ def _say_next(found: MergeFindings, step: str) -> Sentence:
         OPTIONS: commands.choose,
     }.get(step, "")
     healthy = step == REPAIR and not found.is_harmful
+    # Weights that were lost are not found again by any scale.
+    lost = {one.about for one in find_wrong_weights(found)} - {"scale"} and not found.is_harmful
+    smaller = "" if by_recipe or lost else " with a smaller scale"
     text = {
         MERGE: "Next: merge by a method that does not go by the angle"
         if found.is_stock
-        else f"Next: calibration cannot mend this; merge again{'' if by_recipe else ' with a smaller scale'}",
+        else f"Next: calibration cannot mend this; merge again{smaller}",
         FILES: "Next: copy the base's files"
         if command
         else "Next: put that right by hand, for no file of the base fits",

@@ -194,7 +194,7 @@ def _say_repair(found: Findings) -> Iterator[Sentence]:
 
 
 def _choose_step(found: Findings) -> str:
-    if _find_doubtful(found):
+    if any(map(_is_worse, _find_doubtful(found).values())):
         return CHECK
     if not found.repairable:
         return NOTHING
@@ -228,7 +228,7 @@ def _say_next(found: Findings, step: str) -> str:
         return "Next: nothing needs repair."
     return {
         REPAIR: "Next: repair it; a calibration needs neither labels nor training.",
-        OPTIONS: "Next: try other options; with these, the gain of calibration is within noise.",
+        OPTIONS: f"Next: try other options; with these, {_describe_effect(found)}.",
         MERGE: "Next: merge again with a smaller scale; even calibrated it is below the base model.",
         CHECK: f"Next: check the expert of {', '.join(_find_doubtful(found))}, before anything is repaired.",
     }[step]
@@ -237,6 +237,13 @@ def _say_next(found: Findings, step: str) -> str:
 def _find_doubtful(found: Findings) -> dict[str, Difference]:
     """Return the tasks whose own expert scores less than the base, with the difference from base to expert."""
     return {} if found.taught is None else {task: d for task, d in found.taught.tasks.items() if d.difference < 0}
+
+
+def _describe_effect(found: Findings) -> str:
+    """Describe what a calibration without a gain does."""
+    if found.repaired is None:
+        return "calibration does not lower the drift"
+    return "calibration does harm" if _is_worse(found.repaired.average) else "the gain of calibration is within noise"
 
 
 def _is_worse(one: Difference) -> bool:
