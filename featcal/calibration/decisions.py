@@ -10,8 +10,8 @@ score minus a rival's, and
 
 U_i `[n, m]` the rows u_n. For classes the rival is the second best class. For a vocabulary, whose second best token is
 often no answer at all, the rivals are the first tokens of all experts' answers, one after the other, so that a task's
-answers stay distinct from those of other tasks. The recipe's objective measures the loss of a task in the metric S_i
-instead of I,
+answers stay distinct from those of other tasks; of an answer's tokens every sample takes one, in turn over the samples.
+The recipe's objective measures the loss of a task in the metric S_i instead of I,
 
     J(W) = sum_i omega_i / n_i ||S_i^(1/2) (W X_i - Y_i)||^2 + mu sum_i ||(W - W_0 - rho tau_i) K_i^(1/2)||^2
            + lam ||W - W_anc||^2,
@@ -45,9 +45,17 @@ from featcal.formats.weights import all_finite
 from featcal.models.adapter import Adapter, Batch, walking
 from featcal.models.compute import cast
 from featcal.models.context import Run
+from featcal.models.families.language import has_answers
 from featcal.models.lane import ExpertPass
 from featcal.models.model import Head, map_features
-from featcal.models.whole_forward import batch_by_shape, batch_for_gradients, final, name_maps, samples_of
+from featcal.models.whole_forward import (
+    answer_features,
+    batch_by_shape,
+    batch_for_gradients,
+    final,
+    name_maps,
+    samples_of,
+)
 from featcal.system.errors import InputError, NoScores, NumericalError
 
 KEPT = 0.99
@@ -117,14 +125,31 @@ def _find_first_tokens(run: Run, one: ExpertPass) -> Tensor:
     """Return the first token of an expert's answer to each of the first samples that were drawn, `[n]`."""
     tensors = run.compute.place(one.weights.read(run.adapter.tower))
     first = sorted(samples_of(one), key=lambda sample: one.indices[sample.number])[:ANSWERED]
-    return torch.cat([_score(run, one, None, tensors, batch).argmax(1) for batch, _ in batch_by_shape(first)])
+    features = (final(run, tensors, batch) for batch, _ in batch_by_shape(first))
+    return torch.cat(
+        [run.adapter.output(tensors, map_features(one.weights, one.task, own)).argmax(1) for own in features]
+    )
 
 
 def _score(
-    run: Run, one: ExpertPass, head: Head | None, tensors: Mapping[str, Tensor], batch: Batch
+    run: Run,
+    one: ExpertPass,
+    head: Head | None,
+    tensors: Mapping[str, Tensor],
+    batch: Batch,
+    turns: Sequence[int],
 ) -> Float[Tensor, "b c"]:
-    """Return the scores of one batch, of classes or of the vocabulary."""
-    features = map_features(one.weights, one.task, final(run, tensors, batch))
+    """Return the scores of one batch, of classes or of the vocabulary.
+
+    Args:
+        turns: by sample, which of the positions that decide an answer in text is scored, counted round.
+    """
+    if head is None and has_answers(batch):
+        positions = zip(answer_features(run, tensors, batch), turns, strict=True)
+        chosen = torch.stack([own[turn % len(own)] for own, turn in positions])
+    else:
+        chosen = final(run, tensors, batch)
+    features = map_features(one.weights, one.task, chosen)
     return run.adapter.output(tensors, features) if head is None else head.scores(features)
 
 
@@ -149,9 +174,9 @@ def measure_margin_gradients(
     places = {index: place for place, index in enumerate(sorted(one.indices))}  # in the draw, whatever the batches
     for batch, some in batch_for_gradients(adapter, samples_of(one)):
         with torch.enable_grad(), _sum_gradients(adapter, len(some)) as (sums, starts):
-            scores = _score(run, one, head, tensors, batch)
-            best, second = scores.topk(2, dim=1).indices.unbind(1)
             turns = [places[one.indices[sample.number]] for sample in some]
+            scores = _score(run, one, head, tensors, batch, turns)
+            best, second = scores.topk(2, dim=1).indices.unbind(1)
             rivals = second if head is not None else _choose_rivals(best, second, answers, turns)
             margins = scores.gather(1, best[:, None]) - scores.gather(1, rivals[:, None])
             torch.autograd.grad(margins.sum(), starts, allow_unused=True)

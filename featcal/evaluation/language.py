@@ -13,7 +13,7 @@ from torch import Tensor
 from featcal.evaluation.ranks import rank_correlation
 from featcal.family.opening import Family, batches_by_length
 from featcal.formats.weights import Weights
-from featcal.models.families.language import IGNORED, answer_position
+from featcal.models.families.language import IGNORED, answer_position, has_answers
 from featcal.models.model import Head, answers_apart, task_weights
 from featcal.samples.prepare import token_ids, tokenizer_of
 from featcal.samples.sources import Samples
@@ -31,8 +31,7 @@ def first_answers(drawn: Samples) -> Int[Tensor, " n"]:
     inputs = drawn.inputs
     if "labels" in inputs and bool((inputs["labels"][:, 0] != IGNORED).all()):
         return inputs["labels"][:, 0]
-    answered = "completion_mask" in inputs and not torch.equal(inputs["completion_mask"], inputs["attention_mask"])
-    if not answered:
+    if not has_answers(inputs):
         raise NoScores(f"task '{drawn.task}', {drawn.split} samples: no targets; give 'target' in the source")
     rows = torch.arange(len(inputs["input_ids"]))
     return inputs["input_ids"][rows, answer_position(inputs) + 1]

@@ -3,9 +3,10 @@ refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -140,6 +141,38 @@ def test_rivals_of_text_are_the_first_tokens_of_all_experts(tmp_path: Path, monk
         first |= {*family.adapter.output(tensors, features).argmax(1).tolist()}
     assert asked == {tuple(sorted(first))}
     assert len(first) > 2
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_every_token_of_an_answer_is_a_decision_in_its_turn(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sample n takes token n of its answer, counted round, with the library's own scores of it."""
+    family = open_family(load_suite(text_suite(tmp_path, kind)), "cpu")
+    passes = expert_passes(family, CalibrationConfig(samples=6, batch_size=4))
+    seen: dict[tuple[str, int], int] = {}
+
+    def record(best: Tensor, second: Tensor, _: object, turns: Sequence[int]) -> Tensor:
+        seen.update({(task, turn): token for turn, token in zip(turns, best.tolist(), strict=True)})
+        return second
+
+    monkeypatch.setattr(decisions, "_choose_rivals", record)
+    for task, one in passes.items():
+        add_directions(family, family.run(), {task: one})
+        drawn = family.samples(task, "calibration", 6, 42)
+        adapter: Any = family.adapter
+        model = adapter.whole(family.compute.place(family.experts[task].read(adapter.tower)), family.base_folder)
+        for turn in range(len(drawn)):
+            own = {name: tensor[turn : turn + 1] for name, tensor in drawn.inputs.items()}
+            if kind == "t5":
+                labels = own["labels"][own["labels"] >= 0][None]
+                logits = model(input_ids=own["input_ids"], attention_mask=own["attention_mask"], labels=labels).logits
+                places = list(range(labels.shape[1]))
+            else:
+                logits = model(input_ids=own["input_ids"], attention_mask=own["attention_mask"]).logits
+                places = [int(place) - 1 for place in own["completion_mask"][0].nonzero()]
+            assert len(places) == 2  # a word, and the end
+            assert seen[task, turn] == int(logits[0, places[turn % len(places)]].argmax()), (task, turn)
 
 
 def problem(tasks: int = 3, outputs: int = 7, inputs: int = 5) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -326,17 +359,12 @@ def never(_: str) -> bool:
     return False
 
 
-def idle_in_t5(name: str) -> bool:
-    """Keys, and queries of a decoder that begins with one token, which attends to itself alone."""
-    return name.endswith(".k") or ("decoder" in name and name.endswith("SelfAttention.q"))
-
-
 def test_a_shift_that_all_keys_share_has_no_direction(tiny: Family, tmp_path: Path) -> None:
     """It cancels in the softmax unless keys turn with their position; what is measured of it is rounding."""
     cases: list[tuple[Family, Callable[[str], bool]]] = [
         (tiny, lambda name: name.endswith("k_proj")),
         (bert(tmp_path / "bert").family, lambda name: name.endswith("attention.self.key")),
-        (open_family(load_suite(text_suite(tmp_path / "t5", "t5"))), idle_in_t5),
+        (open_family(load_suite(text_suite(tmp_path / "t5", "t5"))), lambda name: name.endswith(".k")),
         (fresh("llama", tmp_path / "llama").family, never),
     ]
     for family, idle in cases:

@@ -142,6 +142,12 @@ def random_tokens(rows: int, tokens: int = 7) -> Tensor:
     return torch.randint(0, rows, (2, tokens), generator=torch.Generator().manual_seed(0))
 
 
+def has_answers(inputs: Batch) -> bool:
+    """Say whether answers are told from the texts before them; a text without one is all text."""
+    apart = inputs.get("completion_mask")
+    return "labels" in inputs or (apart is not None and not torch.equal(apart, inputs["attention_mask"]))
+
+
 def answer_position(inputs: Batch) -> Tensor:
     """Return the position of the last token of the prompt, `[batch]`; of the last token of the text if there is no
     answer.
