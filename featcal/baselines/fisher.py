@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -55,6 +56,7 @@ class Fisher(Sampled):
         "exact",
         least=2,
     )
+    calibrations: ClassVar[float] = 10.0
     normalize: bool = option(False, "divide every expert's information by its norm, so that none outweighs others")
 
     def make(self, given: FitInputs) -> Made:

@@ -78,6 +78,7 @@ class MarginStep(Sampled):
     )
     guard: float = option(0.15, "leave-one-out R2 that a step needs", below=1)
     on_another: ClassVar[bool] = True
+    calibrations: ClassVar[float] = 2.0
 
     def make(self, given: FitInputs) -> Made:
         return take_step(given, self)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from featcal.baselines.common.baseline import Sampled
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.config import resolve_options
 from featcal.calibration.precision import product_dtype
@@ -100,8 +101,8 @@ def samples_to_select(session: Session, seconds: float) -> int | None:
 
 
 def seconds_to_make(session: Session, model: ModelId) -> float:
-    """Estimate seconds for the calibrations behind a model; a baseline counts as one with the suite's own options,
-    models made from weights alone as nothing.
+    """Estimate seconds for the calibrations behind a model; a baseline on samples counts as some of them
+    (`Sampled.calibrations`), models made from weights alone as nothing.
 
     Raises:
         InputError: as `seconds_to_calibrate`, or no such model.
@@ -109,8 +110,10 @@ def seconds_to_make(session: Session, model: ModelId) -> float:
     one: ModelRef | None = session.resolve(model)
     seconds = 0.0
     while one is not None:
-        if one.config is not None or one.baseline is not None:
-            seconds += seconds_to_calibrate(session, one.config or config_for(session.family))
+        if one.config is not None:
+            seconds += seconds_to_calibrate(session, one.config)
+        elif isinstance(one.baseline, Sampled):
+            seconds += one.baseline.calibrations * seconds_to_calibrate(session, one.baseline.counting)
         one = one.of
     return seconds
 

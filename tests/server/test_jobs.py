@@ -689,6 +689,10 @@ def test_estimates_grow_with_samples(tiny: Family) -> None:
     assert 2 * few < many < 12 * few
     left_open = CalibrationConfig(samples=12, batch_size=1, blocks=("block 0,block 1,block 2",))
     assert lengths.seconds_to_calibrate(session, left_open) == many
+    made = {name: lengths.seconds_to_make(session, name) for name in ("regmean:samples=2", "fisher:samples=2", "tsv-m")}
+    assert made["regmean:samples=2"] < lengths.seconds_to_make(session, "regmean:samples=12")
+    assert made["fisher:samples=2"] == 10 * made["regmean:samples=2"]
+    assert made["tsv-m"] == 0
 
 
 def test_estimates_are_of_the_parts_that_are_calibrated(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:

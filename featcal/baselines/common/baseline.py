@@ -79,6 +79,8 @@ class Sampled(Baseline):
     seed: int = option(42, "together with the task's name it decides which samples are drawn")
     split: ClassVar[str] = "calibration"
     """Split of the samples."""
+    calibrations: ClassVar[float] = 1.0
+    """Calibrations on the same samples that take as long, roughly."""
 
     @classmethod
     def defaults(cls, family: Family) -> dict[str, Any]:
