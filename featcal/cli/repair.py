@@ -33,7 +33,7 @@ from featcal.cli.terminal import (
     say_problems,
     write_document,
 )
-from featcal.suite.calibration_options import OF_A_RECIPE
+from featcal.suite.calibration_options import CHOSEN
 from featcal.system.errors import InputError, UncheckedError
 from featcal.system.formatting import percent, readable
 from featcal.system.libraries import load_libraries
@@ -253,7 +253,7 @@ def sweep_command(
 @click.option(
     "--minutes", type=float, help="Approximate time limit; without --model every merger is tried too.  [no limit]"
 )
-@calibration_options("recipe", *OF_A_RECIPE, "cautious")
+@calibration_options(*CHOSEN, "cautious")
 @DEVICE
 @JSON
 def select_command(
@@ -270,10 +270,10 @@ def select_command(
 
     Every candidate is calibrated on three quarters of the calibration samples and scored on the last quarter, four
     times: how probable are the experts' decisions under it? Candidates are the merge (--of) as it is, the recipes at
-    their defaults, and "informed" with more or less of its prior and with --cautious. "informed" at its defaults stays
-    unless another one is better by more than the paired interval; the chosen one is then calibrated on all samples.
-    Only calibration samples are read. Results are cached, so an interrupted choice continues where it stopped. With
-    fewer than 8 samples of a task no candidate can be judged, and the default stays.
+    their defaults, and "informed" with errors weighed by decisions, with more or less of its prior and with --cautious.
+    "informed" at its defaults stays unless another one is better by more than the paired interval; the chosen one is
+    then calibrated on all samples. Only calibration samples are read. Results are cached, so an interrupted choice
+    continues where it stopped. With fewer than 8 samples of a task no candidate can be judged, and the default stays.
 
     With --minutes every merger that needs neither samples nor training is tried too, as it is and calibrated: a quarter
     of the time goes to the first fold, the rest to those that are best on it.

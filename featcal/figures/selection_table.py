@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from featcal.studies.selection.candidates import CHOSEN
 from featcal.studies.selection.judge import DECISION, DRIFT
-from featcal.suite.calibration_options import OPTIONS
+from featcal.suite.calibration_options import CHOSEN, OPTIONS
 from featcal.system.formatting import duration, exactly
 
 _SCORES = {

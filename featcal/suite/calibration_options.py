@@ -321,6 +321,8 @@ SWITCHES = tuple(name for name, one in OPTIONS.items() if one.kind is bool)
 """Options that are on or off."""
 OF_A_RECIPE = tuple(name for name, one in OPTIONS.items() if one.of_recipe)
 """Numbers for which every recipe has defaults of its own."""
+CHOSEN = ("recipe", *OF_A_RECIPE, "decisions")
+"""Options by which the candidates of a choice without labels differ; all other options are the same for all."""
 NUMBERS: Mapping[str, tuple[str, ...]] = {
     recipe: tuple(name for name in OF_A_RECIPE if recipe in OPTIONS[name].recipes) for recipe in RECIPES
 }

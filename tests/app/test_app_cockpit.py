@@ -135,7 +135,7 @@ def test_found_options_are_taken_over_as_they_were_found(
     (document,) = found
     margin, chosen = document["margin"], document["chosen"]
     table = next(one.value for one in app.dataframe if "against the default" in one.value)
-    assert len(table) == len(document["candidates"]) == 8
+    assert len(table) == len(document["candidates"]) == 9
     shown = f"{margin['difference']:+.4f} [{margin['low']:+.4f}, {margin['high']:+.4f}]"
     assert table[table[""].str.contains("chosen")]["against the default"].tolist() == [shown]
     button(app, "Use these options").click().run()

@@ -13,8 +13,8 @@ from featcal.session.model_names import name_calibration
 from featcal.session.model_ref import resolve_model
 from featcal.suite.calibration_options import (
     CAUTIOUS,
+    CHOSEN,
     INFORMED,
-    OF_A_RECIPE,
     OPTIONS,
     OWN,
     PAPER,
@@ -25,8 +25,6 @@ from featcal.suite.methods import REFERENCE, SAMPLES, TEST_DATA, is_method, merg
 from featcal.suite.name_grammar import model_name, name_on
 from featcal.system.errors import InputError
 
-CHOSEN = ("recipe", *OF_A_RECIPE, "decisions")
-"""Options by which candidates differ; all other options are the same for all."""
 PRIORS = ((0.1, 2.0), (0.2, 1.5), (0.3, 1.0), (0.3, 2.0))
 """Values of mu and rho for further candidates of "informed"."""
 DECISIONS = 0.7

@@ -19,9 +19,8 @@ from featcal.evaluation.heads import CosineHead
 from featcal.formats.contents import inputs_digest
 from featcal.formats.weights import Weights, raw_bytes
 from featcal.models.model import tasks_with_own_modules
-from featcal.studies.selection.candidates import CHOSEN
 from featcal.studies.selection.held_out_samples import SelectionProblem
-from featcal.suite.calibration_options import IDLE
+from featcal.suite.calibration_options import CHOSEN, IDLE
 from featcal.suite.methods import methods_code
 from featcal.suite.name_grammar import reference_in
 from featcal.system.atomic_files import put

@@ -13,10 +13,10 @@ from featcal.calibration.calibrate import CalibrationResult, config_for
 from featcal.calibration.config import resolve_recipe
 from featcal.export.merge import recipe_for
 from featcal.family.opening import Family
-from featcal.studies.selection.candidates import CHOSEN, MERGED, CandidateModel, candidate_options
+from featcal.studies.selection.candidates import MERGED, CandidateModel, candidate_options
 from featcal.studies.selection.held_out_samples import FOLDS
 from featcal.studies.selection.judge import Margin, Score, margin
-from featcal.suite.calibration_options import NUMBERS, CalibrationConfig
+from featcal.suite.calibration_options import CHOSEN, NUMBERS, CalibrationConfig
 from featcal.suite.command_lines import calibrate_line, shared_options
 from featcal.suite.facts import parts_in_memory
 from featcal.suite.methods import is_baseline, is_merger

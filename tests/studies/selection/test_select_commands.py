@@ -19,9 +19,10 @@ from featcal import load_suite, open_family, select
 from featcal.calibration.calibrate import config_for
 from featcal.family.opening import Family
 from featcal.session.session import Session
-from featcal.studies.selection.candidates import CHOSEN, CandidateModel, candidate_options, plan_candidates
+from featcal.studies.selection.candidates import CandidateModel, candidate_options, plan_candidates
 from featcal.studies.selection.held_out_samples import Fold
 from featcal.studies.selection.outcome import Selection
+from featcal.suite.calibration_options import CHOSEN
 
 
 @pytest.mark.slow
