@@ -66,7 +66,7 @@ def show_suite_findings(place: DeltaGenerator) -> None:
         for line in found.problems:
             st.warning(plain_lines(line), icon=":material/rule:")
         if found.problems or found.notes:
-            label = f"A check of this suite found {len(found.problems)} problems, {len(found.notes)} notes: see them"
+            label = f"See what a check of this suite found (problems: {len(found.problems)}, notes: {len(found.notes)})"
             st.page_link("../pages/models.py", label=label, icon=":material/inventory_2:")
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import minilm
@@ -21,6 +21,7 @@ import sentences
 
 from featcal.studies.runner import Row
 from featcal.studies.study import read_study
+from featcal.studies.summary import Summary
 from featcal.suite.methods import EXPERT
 from featcal.system.formatting import percent
 
@@ -47,26 +48,24 @@ ALONE = (
 )  # fmt: skip
 """Methods that are measured beside them with nothing after."""
 FEW = ("task-arithmetic", "simple-averaging", "tsv-m", "wudi-optimum")
-SUITES = {
-    "clip-mini": "data/clip-mini/compare.json",
-    "t5-mini": "data/t5-mini/compare.json",
-    "lm-mini": "data/lm-mini/compare.json",
-    "real images": "benchmarks/real/images_starts.json",
-    "real texts": "benchmarks/real/texts.json",
-    "MiniLM": "benchmarks/real/minilm.json",
-    "MiniLM, LoRA": "benchmarks/real/minilm_lora.json",
+SUITES = ("clip-mini", "t5-mini", "lm-mini", "real images", "real texts", "MiniLM", "MiniLM, LoRA")
+"""Columns of the overview; `column_file` has their documents."""
+DECISIONS = "calibrated:recipe=informed,decisions=0.7"
+TRAINED = "trained on the same samples"
+"""The row that shows how much of the gap these samples allow to close."""
+REPAIRS = {
+    **RECIPES,
+    "informed, decisions 0.7": DECISIONS,
+    "informed, margin step": f"margin-step@{RECIPES['informed']}",
+    TRAINED: f"distillation@{DECISIONS}",
 }
-"""Method tables of all suites, from the root of the repository on."""
-CEILING, TRAINED = "distillation@calibrated:recipe=informed,decisions=0.7", "trained on the same samples"
-"""The model that shows how much of the gap these samples allow to close, and its row in the overview."""
 OVERVIEW = {
-    "experts": ("expert",),
-    "base": ("base",),
-    "merged": ("task-arithmetic",),
-    **{name: (f"{way}@task-arithmetic", way) for name, way in RECIPES.items()},
-    TRAINED: (f"{CEILING}@task-arithmetic", CEILING),
+    "experts": "expert",
+    "base": "base",
+    "merged": "task-arithmetic",
+    **{name: f"{way}@task-arithmetic" for name, way in REPAIRS.items()},
 }
-"""Models of the overview, and what documents call them: the merged model of every suite is Task Arithmetic's at 0.3."""
+"""Models of the overview by row: the merged model of every suite is Task Arithmetic's at 0.3."""
 LAMS, ALPHAS, RHOS = (0.0001, 0.001, 0.01, 0.05, 0.2), (0.0, 0.3, 0.6), (0.5, 8)
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 8: "eight"}
 
@@ -87,6 +86,11 @@ def few() -> list[str]:
 def recipes() -> list[str]:
     """Task Arithmetic with every recipe: what is measured first, and of adapters all that is."""
     return ["expert", "base", "task-arithmetic", *(f"{way}@task-arithmetic" for way in RECIPES.values())]
+
+
+def repairs() -> list[str]:
+    """Every row of the overview."""
+    return [*OVERVIEW.values()]
 
 
 def starts() -> list[str]:
@@ -241,38 +245,62 @@ def corrupt_table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def overview(benchmarks: Path) -> list[str]:
-    """Experts, merged models and recipes on every suite that was measured, 64 samples, mean over seeds.
+def column_file(benchmarks: Path, suite: str, samples: int) -> Path:
+    """The document of one column of the overview."""
+    return benchmarks / "real" / "repairs" / f"{suite.replace(', ', '-').replace(' ', '-').lower()}_{samples}.json"
+
+
+def overview(benchmarks: Path, samples: int = 64) -> list[str]:
+    """Experts, merged models and repairs on every suite that was measured, mean over seeds.
 
     Args:
-        benchmarks: the folder of that name, beside which the files of `SUITES` are found.
+        benchmarks: the folder of that name.
+        samples: per task.
     """
-    files = {name: benchmarks.parent / file for name, file in SUITES.items()}
-    found = {name: read_study(file).rows for name, file in files.items() if file.exists()}
-    averages = [{name: average_of(rows, models) for name, models in OVERVIEW.items()} for rows in found.values()]
+    averages = [
+        {name: one.average.mean for name, one in own.items() if one.average}
+        for own in columns(benchmarks, samples).values()
+    ]
     return [
-        *head(["model", *found]),
+        *head(["model", *columns(benchmarks, samples)]),
         *(line([name, *(overview_cell(name, own) for own in averages)]) for name in OVERVIEW),
     ]
+
+
+def costs(benchmarks: Path, samples: int = 64) -> list[str]:
+    """Processor seconds of one thread and MB that each repair of the overview takes."""
+    found = columns(benchmarks, samples)
+    lines = head(["model", *found])
+    for name in REPAIRS:
+        lines.append(line([name, *(cost_cell(own.get(name)) for own in found.values())]))
+    return lines
+
+
+def cost_cell(one: Summary | None) -> str:
+    return "–" if one is None or not one.peak_bytes else f"{one.cpu:.1f} s, {one.peak_bytes / 1e6:.0f} MB"
+
+
+def columns(benchmarks: Path, samples: int) -> dict[str, dict[str, Summary]]:
+    """What was measured of every suite, by row of the overview."""
+    found = {}
+    for suite in SUITES:
+        if (file := column_file(benchmarks, suite, samples)).exists():
+            own = {one.method: one for one in read_study(file).summaries()}
+            found[suite] = {name: own[model] for name, model in OVERVIEW.items() if model in own}
+    return found
 
 
 def overview_cell(name: str, averages: Mapping[str, float]) -> str:
     """The average of a model in %; after it, of what was repaired or trained, the share of the way from the merged
     model to the experts, and of what was repaired that to what was trained, where that was measured."""
-    if math.isnan(averages[name]):
+    if name not in averages:
         return "–"
-    ends = ("experts", TRAINED) if name in RECIPES else ("experts",) if name == TRAINED else ()
+    ends = () if name not in REPAIRS else ("experts",) if name == TRAINED else ("experts", TRAINED)
     floor = averages["merged"]
-    shares = [100 * (averages[name] - floor) / (averages[end] - floor) for end in ends]
-    ways = ", ".join(f"{share:.0f} %" for share in shares if not math.isnan(share))
+    ways = ", ".join(
+        f"{100 * (averages[name] - floor) / (averages[end] - floor):.0f} %" for end in ends if end in averages
+    )
     return percent(averages[name]) + f" ({ways})" * bool(ways)
-
-
-def average_of(rows: Sequence[Row], models: Sequence[str]) -> float:
-    """Mean over seeds of the first of these models that was measured, 0-1; NaN where none was."""
-    found = by_method(rows)
-    measured = next((found[one] for one in models if one in found), [])
-    return statistics.fmean(row.mean for row in measured) if measured else math.nan
 
 
 def answer(document: Path) -> list[str]:
@@ -281,8 +309,8 @@ def answer(document: Path) -> list[str]:
     Beside the models of `OVERVIEW` it has the best merger that needs no samples.
     """
     found = {one.method: one for one in read_study(document).summaries() if one.average}
-    measured = {name: [one for one in models if one in found] for name, models in OVERVIEW.items()}
-    names = {name: several[0] for name, several in measured.items() if several}
+    ways = {name: (model, model.removesuffix("@task-arithmetic")) for name, model in OVERVIEW.items()}
+    names = {name: next(one for one in own if one in found) for name, own in ways.items() if found.keys() & own}
     averages = {one.method: one.average.mean for one in found.values() if one.average}
     floor, top = (averages[names[name]] for name in ("merged", "experts"))
     alone = [one.method for one in found.values() if not one.needs and "@" not in one.method]
@@ -318,12 +346,18 @@ def drift_table(file: Path) -> list[str]:
     return lines
 
 
-NAMES = {"grid": grid, "few": few, "sweep": sweep, "recipes": recipes, "starts": starts, "pretrained": pretrained}
+NAMES = {
+    "grid": grid, "few": few, "sweep": sweep, "recipes": recipes, "repairs": repairs, "starts": starts,
+    "pretrained": pretrained,
+}  # fmt: skip
 TABLES = {
     "grid": grid_tables, "averages": averages, "tasks": task_table, "sweep": sweep_table, "budget": budget_table,
     "corrupt": corrupt_table,
 }  # fmt: skip
-OTHER_TABLES = {"overview": overview, "answer": answer, "drift": drift_table}
+OTHER_TABLES = {
+    "overview": overview, "costs": costs, "overview_256": partial(overview, samples=256),
+    "costs_256": partial(costs, samples=256), "answer": answer, "drift": drift_table,
+}  # fmt: skip
 
 
 def tables(part: str, document: Path) -> str:
