@@ -15,7 +15,7 @@ from featcal.preflight.models import CheckFindings
 from featcal.preflight.places import Places
 from featcal.preflight.remote_data import DrawnRows
 from featcal.samples.pool import Pool
-from featcal.samples.sources import Samples, longest_text, name_problems, open_pool, rows_in_order
+from featcal.samples.sources import Samples, drawn_rows, longest_text, name_problems, open_pool, rows_in_order
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import SPLITS, Suite, Task
 from featcal.suite.source import SelfGenerated, Source
@@ -125,17 +125,20 @@ def _check_answers(family: Family, task: str, pool: Pool, seen: Samples) -> list
             raise InputError(f"{label}: label {most} has no class, there are {len(classes)} ({some(classes)})")
     if task not in family.experts:
         return []
+    is_ranked = seen.second is not None or spec.metric == "spearman"
     try:
-        right_answers(family, family.experts[task], seen)
+        if seen.second is None:
+            right_answers(family, family.experts[task], seen)
     except NoScores as error:
         return [f"{error}; it cannot be scored"]
-    if pool.texts is None or pool.prepare is not None:
+    source = spec.source(seen.split)
+    if pool.texts is None or pool.prepare is not None or source is None:
         return []
     with name_problems(label):
-        every = pool.texts(range(pool.size))
-        if spec.metric == "spearman":
+        every = pool.texts(drawn_rows(pool.size, source.limit, None, 0, task))
+        if is_ranked:
             right_numbers([one.target or "" for one in every])
-    if answers_of(family, family.experts[task], task) == "classes":
+    if is_ranked or answers_of(family, family.experts[task], task) == "classes":
         return []
     return [f"{label}: {note}" for note in note_unreachable(family, seen, spec.max_target_length)]
 

@@ -87,7 +87,7 @@ def arrays(file: Path, split: str) -> Pool:
 
 
 def _read_names(names: NDArray[Any], file: Path) -> tuple[str, ...]:
-    if names.dtype.kind not in "US":
+    if names.dtype.kind not in "USiu":
         raise InputError(f"{file}: class_names is {names.dtype}, expected text")
     return tuple(one.decode() if isinstance(one, bytes) else str(one) for one in np.atleast_1d(names).tolist())
 

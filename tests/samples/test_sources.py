@@ -72,7 +72,7 @@ DIGITS = "has a folder per split ('test', 'train'), not one per class; give the 
 UNUSABLE: dict[str, Any] = {
     DIGITS: {"imagefolder": "digits"},
     "holds torch.uint8: pictures in a file of tensors are preprocessed": {"tensors": "raw.safetensors", "key": "x"},
-    "numbers.npz: class_names is int64, expected text": {"arrays": "numbers.npz"},
+    "numbers.npz: class_names is float64, expected text": {"arrays": "numbers.npz"},
     "has empty labels": {"jsonl": "blank.jsonl", "input": "{text}", "label": "label"},
     "has the labels 'yes' and 'yes ', two classes": {"jsonl": "spelt.jsonl", "input": "{text}", "label": "label"},
     "does not exist": {"tensors": "none.safetensors", "key": "k"},
@@ -97,7 +97,7 @@ def test_unusable_sources(own_suite_file: Path, source: dict[str, str], message:
     for name, content in ARRAYS.items():
         (root / f"{name}.npz").write_bytes(content)
     picture = np.zeros((2, 4, 4, 3), dtype=np.uint8)
-    np.savez(root / "numbers.npz", test_x=picture, test_y=np.zeros(2, dtype=int), class_names=np.array([3, 4]))
+    np.savez(root / "numbers.npz", test_x=picture, test_y=np.zeros(2, dtype=int), class_names=np.array([0.5, 1]))
     save_file({"x": torch.zeros(2, 3, 4, 4, dtype=torch.uint8)}, root / "raw.safetensors")
     for split in ("train", "test"):
         write_picture(root / "digits" / split / "one" / "a.png", 1)
