@@ -13,6 +13,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app import cockpit, downloads, jobs, on_table, state, view
 from app.compare import Compared
 from app.downloads import Numbers
+from featcal.calibration.block_statistics import corners
 from featcal.drift.ledger import DriftLedger, Features
 from featcal.figures import repair_charts, repair_tables, tables, theme
 from featcal.figures.names import plain
@@ -26,8 +27,8 @@ from featcal.system.formatting import exactly, percent, points
 
 SEEDS = 3
 """Number of calibrations for the spread over seeds: the chosen seed and the next ones."""
-QUICK = 20.0
-"""Seconds of an exact run above which no preview is prepared, because that may take as long again."""
+QUICK = 60.0
+"""Most seconds, by an estimate, in which the next preview is prepared; a move of a control ends that."""
 _EXACT = "exact run"
 _CHANGE = "before, after, change: drift / norm of the expert's feature"
 
@@ -80,7 +81,7 @@ def confirm(shown: Previewed, session: Session, model: ModelRef, words: DeltaGen
     if model.require_calibration()[0].decisions:
         how = "With δ above 0 there is no preview before the exact run."
     elif not _is_quick(session, model):
-        how = f"An exact run of more than {QUICK:g} s has no preview before it."
+        how = f"This exact run has no preview before it: preparing one would take more than {QUICK:g} s."
     else:
         how = f"While the exact run computes, {plain(shown.layer)} comes first, as a point in the chart."
     (shown.words or words).caption(how)
@@ -101,8 +102,11 @@ def keep_block_preview(layer: str, session: Session, model: ModelRef, on: Evalua
 
 
 def _is_quick(session: Session, model: ModelRef) -> bool:
-    """Say whether an exact run is quick enough to prepare a preview besides it."""
-    return float(session.fit.calibrate(model).record["seconds"]["total"]) <= QUICK
+    """Say whether a preview is prepared quickly enough: its block is walked once for the exact run's options and once
+    for each of the corners between which it solves."""
+    config, _ = model.require_calibration()
+    blocks, total = len(session.family.adapter.blocks()), session.fit.calibrate(model).record["seconds"]["total"]
+    return float(total) * (1 + len(corners(config))) / blocks <= QUICK
 
 
 def where_it_helps(

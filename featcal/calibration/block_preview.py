@@ -71,9 +71,11 @@ class Preview:
     statistics: Sequence[Sequence[BlockStatistics]]
     """Statistics of the block, or of each of its pieces, with the options of `corners`."""
     sums: Sequence[object]
-    """Tensors of the statistics, listed so that the session's cache can compute their size
+    """Tensors of the statistics and of the merged block, listed so that the session's cache can compute their size
     (`featcal.session.cache.nbytes`).
     """
+    merged: Mapping[str, Tensor]
+    """The merged tensors of the block: a merge that is a recipe would be merged again at every solve."""
     before: Mapping[str, Sequence[Before]]
     reached: Mapping[str, float]
     """Relative drift after the block in the exact run, by task."""
@@ -91,7 +93,7 @@ class Preview:
             raise InputError(f"a preview can differ from its exact run in {', '.join(free)} alone; make an exact run")
         run, block = self.run, self.block
         with walking(run.adapter):
-            merged = run.merged.read(block.names)
+            merged = dict(self.merged)
             models = read_merged_and_base(run, block, merged, config.rho)
             solved: dict[str, Tensor] = {}
             for counted in self.statistics:
@@ -150,8 +152,9 @@ def build_preview(
             for task, expert in streams.walk.experts_at(block)
         }
         reached = _drift(run, stage, block, model.read(block.names), before)
-    sums = [group.sums for every in statistics for one in every for group in one.groups]
-    return Preview(config, layer, run, stage, block, statistics, sums, before, reached)
+    merged = run.merged.read(block.names)
+    sums = [*merged.values(), *(group.sums for every in statistics for one in every for group in one.groups)]
+    return Preview(config, layer, run, stage, block, statistics, sums, merged, before, reached)
 
 
 def _count_pieces(streams: Streams, config: CalibrationConfig, stage: Stage, index: int) -> list[list[BlockStatistics]]:
