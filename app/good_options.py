@@ -17,7 +17,7 @@ from featcal.server.lengths import seconds_to_select
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.selection.candidates import config_asked
-from featcal.suite.calibration_options import OWN, CalibrationConfig
+from featcal.suite.calibration_options import CHOSEN, OWN, CalibrationConfig
 from featcal.suite.command_lines import select_line, shared_options
 from featcal.system.errors import InputError
 
@@ -37,7 +37,8 @@ def show_good_options(session: Session, model: ModelRef) -> None:
         model: the calibration under repair.
     """
     config, of = model.require_calibration()
-    asked = shared_options(config, opening.defaults(session))
+    shared = shared_options(config, opening.defaults(session))
+    asked = {name: value for name, value in shared.items() if name not in CHOSEN}
     st.markdown(_WHAT)
     st.code(select_line(state.suite_reference(), asked, of.name), language="bash", wrap_lines=True)
     try:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from featcal.suite.calibration_options import (
-    CHOSEN,
     IDLE,
     NUMBERS,
+    OF_A_RECIPE,
     OPTIONS,
     OWN,
     PAPER,
@@ -48,9 +48,9 @@ def select_line(suite: str, options: Mapping[str, Any], of: str = "merged") -> s
 
 
 def shared_options(config: CalibrationConfig, defaults: CalibrationConfig) -> dict[str, Any]:
-    """Return the options that a choice does not decide: samples, and every other option that differs from the
+    """Return the options besides a recipe and its numbers: samples, and every other option that differs from the
     suite's own; parts as a list."""
-    rest = [name for name in OPTIONS if name not in ("samples", *CHOSEN, *PARTIAL, *IDLE)]
+    rest = [name for name in OPTIONS if name not in ("recipe", "samples", *OF_A_RECIPE, *PARTIAL, *IDLE)]
     found = {name: getattr(config, name) for name in rest if getattr(config, name) != getattr(defaults, name)}
     parts = {name: getattr(config, name) for name in PARTIAL}
     listed = {name: [ALL] if chosen is None else list(chosen) for name, chosen in parts.items()

@@ -402,6 +402,10 @@ def test_classes_that_samples_lack_are_asked_for(hub: Path) -> None:
     found = evaluate(load_suite(hub), "expert:left", split="test").tasks["left"]
     assert found.labels.tolist() == [("no", "yes", "maybe").index(row["label"]) for row in rows]  # type: ignore[union-attr]
     edited(hub.parent / "experts" / "left" / "config.json", lambda c: c.pop("id2label"))
+    notes = evaluate(load_suite(hub), "expert:left", split="test").tasks["left"].notes
+    assert "matched by their places: 'maybe' is 'LABEL_0', 'no' is 'LABEL_1', 'yes' is 'LABEL_2'" in notes[-1]
+    for split in ("calibration", "validation"):  # what no split has is known to none
+        (hub.parent / f"left-{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(InputError, match=r"2 classes \('maybe', 'yes'\) and the head 3 classes .*give 'classes'"):
         evaluate(load_suite(hub), "expert:left", split="test")
 

@@ -25,6 +25,7 @@ from featcal.models.compute import DTYPES
 from featcal.session.model_ref import resolve_model
 from featcal.suite.calibration_options import (
     ASKED,
+    CHOSEN,
     IDLE,
     OPTIONS,
     PRECISIONS,
@@ -130,7 +131,7 @@ def test_every_option_is_everywhere() -> None:
     flags = {name: {one.name for one in verb.params} for name, verb in VERBS.items()}
     assert flags["calibrate"] >= set(ASKED)
     assert flags["sweep"] >= set(ASKED) - {"lam", "rho", "alpha"}
-    assert flags["select"] >= set(ASKED) - {"lam", "rho", "alpha", "beta", "mu", "recipe", "cautious"}
+    assert flags["select"] & set(ASKED) == set(ASKED) - {*CHOSEN, "cautious"}
     assert list(CalibrationDefaults.model_fields) == list(OPTIONS)
     assert tuple(DTYPES) == PRECISIONS  # the names stand twice: models know nothing of suites, options nothing of torch
     assert set(selection.OPTIONS) == {name for name, one in OPTIONS.items() if one.label}
