@@ -39,7 +39,7 @@ def languages(chance: random.Random) -> Rows:
 
 
 def sections() -> Rows:
-    """What packages say of themselves in a line; answers are their sections."""
+    """Yield the lines in which packages describe themselves; answers are their sections."""
     available = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True, check=True).stdout
     for package in available.split("\n\n"):
         said = dict(re.findall(r"^(Section|Description(?:-en)?): (.*)$", package, re.MULTILINE))

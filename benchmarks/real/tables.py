@@ -281,7 +281,7 @@ def cost_cell(one: Summary | None) -> str:
 
 
 def columns(benchmarks: Path, samples: int) -> dict[str, dict[str, Summary]]:
-    """What was measured of every suite, by row of the overview."""
+    """Return the measurements of every suite, by row of the overview."""
     found = {}
     for suite in SUITES:
         if (file := column_file(benchmarks, suite, samples)).exists():

@@ -7,7 +7,7 @@ into the model's inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
@@ -392,8 +392,9 @@ def _pick_evenly(size: int, limit: int | None) -> list[int]:
 
 
 def open_scored_pool(suite: Suite, task: str, split: str) -> Pool:
-    """Return the pool of a task's split, with the classes of all its local splits if labels only count their names: a
-    split that lacks a class is scored among as many as the others.
+    """Return the pool of a task's split. If labels only count their names, the classes of the local splits before it in
+    `SPLITS` are counted, too: a test split that lacks a class is scored among as many as there are, and calibration
+    opens no other split.
 
     Raises:
         InputError: as `open_pool`, and there is no such split.
@@ -405,17 +406,19 @@ def open_scored_pool(suite: Suite, task: str, split: str) -> Pool:
     pool = open_pool(source, split, suite.root, label)
     if spec.classes is not None or not pool.counted_names or not isinstance(pool.labels, np.ndarray):
         return pool
-    own, more = pool.class_names or (), set[str]()
-    for other in (one for one in SPLITS if one != split):
-        with suppress(InputError):  # one that cannot be read says so where it is used
+    own, more, notes = pool.class_names or (), set[str](), [*pool.notes]
+    for other in SPLITS[: SPLITS.index(split)]:
+        try:
             more |= set(_counted_names(spec.source(other), other, suite.root))
+        except InputError as error:
+            notes.append(f"classes of the {other} samples that are in none of these are not counted: {error}")
     missing = sort_names(more - set(own))
-    if not missing:
-        return pool
     names = sort_names((*own, *missing))
     labels = np.array([names.index(name) for name in own], dtype=np.int64)[pool.labels]
-    note = f"no sample is of {some(missing)}, classes of the task's other samples; they are counted all the same"
-    return replace(pool, labels=labels, class_names=names, notes=(*pool.notes, note))
+    if missing:
+        which = f"{some(missing)}, classes of the task's other samples"
+        notes.append(f"no sample is of {which}; they are counted all the same")
+    return replace(pool, labels=labels, class_names=names, notes=tuple(notes))
 
 
 def _counted_names(source: Source | None, split: str, root: Path) -> tuple[str, ...]:
@@ -424,7 +427,7 @@ def _counted_names(source: Source | None, split: str, root: Path) -> tuple[str, 
         return ()
     if source.imagefolder is not None and source.label is None:
         return class_folders(local_path(source.imagefolder, root, "imagefolder"))
-    pool = open_pool(source, split, root, "")
+    pool = open_pool(source, split, root, f"{split} samples")
     return (pool.class_names or ()) if pool.counted_names else ()
 
 

@@ -47,7 +47,7 @@ def test_results_are_read(tmp_path: Path) -> None:
 
 
 def test_the_number_of_samples_is_no_metric_and_a_perplexity_no_share(tmp_path: Path) -> None:
-    """As lm-eval 0.4.12 writes them."""
+    """lm-eval 0.4.12 writes both."""
     results = {
         "cola": {"name": "cola", "alias": "cola", "sample_len": 1043, "mcc,none": 0.31},
         "wikitext": {"alias": "wikitext", "sample_len": 62, "word_perplexity,none": 37.4},

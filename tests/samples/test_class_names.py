@@ -125,6 +125,6 @@ def test_long_lists_are_cut() -> None:
 
 
 def test_equal_lists_match_place_by_place_also_where_a_name_comes_twice() -> None:
-    """As "crane", the bird and the machine."""
+    """A crane is a bird and a machine."""
     names = ("crane", "dog", "crane")
     assert match_names(ClassList(names, "a"), ClassList(names, "b")).places == (0, 1, 2)

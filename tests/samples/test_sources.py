@@ -159,6 +159,12 @@ def test_a_split_that_lacks_a_class_counts_the_classes_of_all(own_suite_file: Pa
     assert (found.labels.tolist(), other.labels.tolist()) == ([1, 2], [0, 1, 2])
     assert found.notes == ("no sample is of 'cat', classes of the task's other samples; they are counted all the same",)
     assert other.notes == ()
+    (root / "train").rename(root / "moved")
+    alone = drawn(file)
+    assert alone.class_names == ("dog", "fish")
+    assert alone.notes == ()  # a folder that is gone has no classes; what reads it says that it is gone
+    (root / "train").write_text("a file")
+    assert drawn(file).class_names == ("dog", "fish")
 
 
 def test_missing_split_and_a_label_without_a_name(edit_suite: Edit) -> None:

@@ -70,7 +70,7 @@ def test_code_of_a_method_that_was_imported_tells_runs_apart(tmp_path: Path, mon
 
 @pytest.mark.usefixtures("registrations")
 def test_a_method_without_a_file_is_never_taken_for_another() -> None:
-    """As one that is written in a notebook, and written anew there."""
+    """A notebook has methods in no file, and they are written anew there."""
     found = []
     for factor in (1, 2):
         exec(OWN.format(name="cell-of-a-test", factor=factor), {"__name__": "a_notebook"})
