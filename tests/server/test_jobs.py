@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import streamlit
 import torch
 from app_pages import button, charts, healthy, opened
 from safetensors.torch import load_file
@@ -36,6 +37,7 @@ from featcal.preflight import estimates
 from featcal.server import kinds, lengths, manager, queue, worker
 from featcal.server.orders import order, require_current
 from featcal.server.queue import DONE, Job, JobOrder, Queue
+from featcal.session import session as sessions
 from featcal.session.api import evaluate
 from featcal.session.cache import nbytes
 from featcal.session.session import Session
@@ -726,6 +728,8 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instant_maps: None) ->
     monkeypatch.setattr(app_jobs, "is_long", lambda *_: True)
     monkeypatch.setattr(app_jobs, "ensure_manager", lambda _: None)
     assert cache_folder() == tmp_path
+    streamlit.cache_resource.clear()  # what another test has measured in this process would be there at once
+    sessions._open.clear()
     return Queue()
 
 
