@@ -81,7 +81,6 @@ class ForwardOrder:
         experts: one expert pass per task; their batches are the calibration samples.
         blocks: store of solved blocks; finished blocks are not solved again.
         first: cache for the statistics of the first calibrated block.
-        warn: also run the merged model on a few samples, to compare its final drift.
         watch: called with the complete statistics of every block, or piece, before its solve.
     """
 
@@ -92,7 +91,6 @@ class ForwardOrder:
         config: CalibrationConfig,
         blocks: Blocks,
         first: FirstBlock | None = None,
-        warn: bool = True,
         watch: Watch = watch_nothing,
     ) -> None:
         self.run, self.experts, self.config, self.blocks = run, experts, config, blocks
@@ -100,7 +98,7 @@ class ForwardOrder:
         with walking(run.adapter):
             self.streams = Streams(run, "calibrating", experts, run.merged)  # line 1: the student is the merged model
         self.pieces = None if config.recipe == PAPER else Pieces(self.streams, config, watch)
-        self._baseline = BaselineDrift(run, experts if warn else {})
+        self._baseline = BaselineDrift(run, experts)
         self._first, self._watch = first, watch
         self._tokens: Mapping[str, int] = {}
         self._gaps: dict[str, Mapping[str, Gap]] = {}

@@ -32,7 +32,7 @@ class BaselineDrift:
     """The merged model on a few samples of every task, run block by block along with the calibration.
 
     Args:
-        experts: by task; tasks without one are not measured.
+        experts: by task.
     """
 
     def __init__(self, run: Run, experts: Mapping[str, ExpertPass]) -> None:
@@ -53,8 +53,6 @@ class BaselineDrift:
 
     def advance(self, stage: Stage, block: Block, stored: Mapping[str, Tensor]) -> None:
         """Advance the merged model through a block; `stored` are its tensors by canonical name."""
-        if not self._lanes:
-            return
         tensors = block.local(self._run.compute.place(stored))
         with self._run.seconds("merged forward"):
             for lane in self._lanes.values():
@@ -68,8 +66,6 @@ class BaselineDrift:
         Args:
             experts, calibrated: lanes by task, after the last block.
         """
-        if not self._lanes:
-            return {}
         adapter, place = self._run.adapter, self._run.compute.place
         closing, found = place(self._run.merged.read(adapter.closing)), {}
         for task, lane in self._lanes.items():

@@ -108,10 +108,10 @@ class CalibrationResult(Drawable):
     """The merged model with its calibrated blocks; every function that takes a model accepts it."""
     record: Mapping[str, Any]
     """command, suite, model, config, tasks (samples, tokens, truncated, indices, hash), seconds by stage, relative
-    drift by block (named as in tables) and of the final features, warnings where the latter rose (unless expert passes
-    were reused), the rounding error if solutions are stored in half precision (`storing`, see `QuantizationError`), the
-    processor that prepared the samples, versions, machine, and the process's peak memory when the calibration ended; a
-    saved record has the peak after writing.
+    drift by block (named as in tables) and of the final features, warnings where the latter rose, the rounding error if
+    solutions are stored in half precision (`storing`, see `QuantizationError`), the processor that prepared the
+    samples, versions, machine, and the process's peak memory when the calibration ended; a saved record has the peak
+    after writing.
     """
 
     def save(self, out: str | Path) -> list[str]:
@@ -170,7 +170,7 @@ def calibrate_family(
     loaded = time.perf_counter() - started
     run, blocks, drawn = family.run(progress), InMemoryBlocks(), read_draws(passes)
     passes = add_directions(family, run, passes) if config.decisions else passes
-    account = ForwardOrder(run, passes, config, blocks, first if again else None, not again, watch).calibrate()
+    account = ForwardOrder(run, passes, config, blocks, first if again else None, watch).calibrate()
     seconds = {**_seconds_since(started, busy), "samples": loaded, **run.seconds}
     record = {**_record(family, config, drawn, account, run), "seconds": seconds}
     return CalibrationResult(family, config, calibrated_weights(family.merged, config, blocks.tensors), record)

@@ -46,12 +46,15 @@ class DiagnosisOrder:
         """Return the path of the suite file: the requested one, else one beside the report, which may be a default."""
         return self.suite or (self.out or Path(f"{Path(self.model).resolve().name}.html")).with_suffix(".yaml")
 
-    @property
-    def command(self) -> str:
-        """Return the command line that writes report and suite; "" if this run does."""
+    def command(self, on: EvaluationSamples) -> str:
+        """Return the command line that writes report and suite with the same samples; "" if this run does."""
         named = [] if self.base is None else ["--base", self.base]
         named += [word for task, one in self.experts.items() for word in ("--expert", f"{task}={one}")]
         named += [word for task, one in self.data.items() for word in ("--data", f"{task}={one}")]
+        options = {"--eval-samples": "samples", "--split": "split", "--seed": "seed"}
+        usual = type(on)()
+        drawn = {flag: value for flag, name in options.items() if (value := getattr(on, name)) != getattr(usual, name)}
+        named += [word for flag, value in drawn.items() for word in (flag, str(value))]
         words = ["featcal", "diagnose", self.model, *named, "--out", str(self.file.with_suffix(".html"))]
         return shlex.join(words) if self.out is None and self.suite is None else ""
 
@@ -135,7 +138,7 @@ def examine_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_js
     opened = open_merge(suite, device)
     session = Session(opened.family, one_shot=False)
     found = examine_merge(
-        session, opened, _recipe(origins), MergeNames(asked.model, str(asked.file), asked.command), on, bar()
+        session, opened, _recipe(origins), MergeNames(asked.model, str(asked.file), asked.command(on)), on, bar()
     )
     verdict = judge_merge(found)
     ledger = None if found.failure else session.measure.drift("merged", attribution_options(on))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def preprocess_for_open_clip(folder: Path, side: int) -> tuple[dict[str, Any], l
     settings: dict[str, Any] = {}
     if not given.get("do_rescale", True):
         notes.append("the source does not scale pixels to 0-1; open_clip always does")
+    elif not math.isclose(factor := given.get("rescale_factor", 1 / 255), 1 / 255, rel_tol=1e-4):
+        notes.append(f"the source scales pixels by {factor:g}; open_clip always does by 1/255")
     if given.get("do_normalize", True):
         settings |= {key: given[name] for key, name in (("mean", "image_mean"), ("std", "image_std")) if name in given}
     else:

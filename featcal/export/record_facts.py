@@ -12,8 +12,11 @@ from featcal.family.opening import Family
 from featcal.formats.in_memory import HeldModel, HeldWeights
 from featcal.formats.weights import Weights, WrappedWeights, raw_bytes
 from featcal.models.lane import ExpertPass
+from featcal.suite.recipe import MergeRecipe
 from featcal.system.distributed import ALONE, Ranks
+from featcal.system.errors import InputError
 from featcal.system.fingerprints import sha256
+from featcal.system.formatting import some
 from featcal.system.in_memory import change_error
 
 
@@ -72,6 +75,32 @@ def _models(family: Family) -> dict[str, Weights]:
 def input_files(family: Family) -> dict[str, Sequence[Path]]:
     """Return the weight files by model; recipes and models in memory have none."""
     return {name: getattr(weights, "files", ()) for name, weights in _models(family).items()}
+
+
+def require_same_start(record: Mapping[str, Any], family: Family, folder: Path) -> None:
+    """Check that base, experts and start of a calibrated folder are still those of its suite.
+
+    Args:
+        record: of the folder.
+        family: the suite, with the start that the record names as its merged model.
+
+    Raises:
+        InputError: the suite's merge has another recipe, or weight files have another content; the message says which.
+    """
+    recipe, then = family.suite.merged, record.get("merged")
+    now = recipe.model_dump() if isinstance(recipe, MergeRecipe) else None
+    is_another = record.get("model") == "merged" and now != then and (now is not None or isinstance(then, Mapping))
+    recorded, found = record.get("inputs"), input_hashes(family)
+    changed = [] if recorded is None else sorted(
+        name
+        for name in recorded.keys() | found.keys()
+        if sorted(recorded.get(name, {}).values()) != sorted(found.get(name, {}).values())
+    )  # fmt: skip
+    if is_another or changed:
+        what = "another merge" if is_another else f"other weights ({some(changed)})"
+        raise InputError(
+            f"{folder} was calibrated from {what} than the suite's is now; name the suite as it was, or calibrate again"
+        )
 
 
 def identify_model(family: Family) -> list[str]:

@@ -51,7 +51,7 @@ _WEIGHT_SUFFIXES = {
     ".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ggml", ".ot", ".ckpt", ".tflite",
     ".npz",
 }  # fmt: skip
-_ABOUT_WEIGHTS = ("*.index.json", "Modelfile")
+_ABOUT_WEIGHTS = ("*.index.json", "Modelfile", "adapter_config.json")
 """Patterns of files that name weight files and so do not fit another model."""
 
 

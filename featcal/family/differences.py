@@ -90,7 +90,7 @@ def list_differences(adapter: Adapter, weights: Weights, config: Mapping[str, An
 def _tied_head(adapter: Adapter, config: Mapping[str, Any], missing: Sequence[str]) -> str:
     """Return the name of the base's head if it is the only missing tensor, because the model ties its own; else ""."""
     head = adapter.vocabulary[-1] if len(adapter.vocabulary) == 2 else ""
-    return head if head and [*missing] == [head] and config.get("tie_word_embeddings", True) else ""
+    return head if head and [*missing] == [head] and adapter.ties_head(config) else ""
 
 
 def _another_kind(adapter: Adapter, config: Mapping[str, Any]) -> str:

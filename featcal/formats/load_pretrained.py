@@ -102,18 +102,22 @@ second load at the same time would restore the wrong ones.
 """
 
 
-def load_complete(model_class: Any, folder: Path) -> Any:
+def load_complete(model_class: Any, folder: Path, unused: tuple[str, ...] = ()) -> Any:
     """Return the model, checking that every tensor came from the folder.
+
+    Args:
+        unused: beginnings of names of tensors that may be missing, since nothing is computed with them.
 
     Raises:
         NumericalError: a tensor would be re-initialised.
     """
     model, report = load_pretrained(model_class, folder)
-    _require_complete(report, str(folder))
+    _require_complete(report, str(folder), unused)
     return model
 
 
-def _require_complete(report: Mapping[str, Any], what: str) -> None:
-    lost = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+def _require_complete(report: Mapping[str, Any], what: str, unused: tuple[str, ...] = ()) -> None:
+    missing = [name for name in map(str, report["missing_keys"]) if not unused or not name.startswith(unused)]
+    lost = sorted([*missing, *map(str, report["mismatched_keys"])])
     if lost:
         raise NumericalError(f"{what}: transformers would re-initialise {', '.join(lost[:4])}; not finished")

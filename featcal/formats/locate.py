@@ -68,8 +68,14 @@ def locate(ref: str, root: Path, label: str, *, unpack: bool = False) -> Located
     folder = local_folder(under, root, label)
     if adapter is None and is_open_clip_folder(folder):
         return located_folder(folder, label, under)
-    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
-        raise InputError(f"{label}: {explain_missing_base(read_json(folder / ADAPTER_CONFIG), under)}")
+    if adapter is None and (folder / ADAPTER_CONFIG).is_file():
+        if not (folder / "config.json").is_file():
+            raise InputError(f"{label}: {explain_missing_base(read_json(folder / ADAPTER_CONFIG), under)}")
+        # transformers would load both, whether the weights have the adapter in them or not.
+        raise InputError(
+            f"{label}: {under} has a whole model and an adapter ({ADAPTER_CONFIG}); give {under}+{under} for the model "
+            f"with the adapter, or take {ADAPTER_CONFIG} out of the folder if the weights have it in them or go without"
+        )
     config = read_config(folder, label) | sentence_options(folder)
     # Before any library sees them: it would ask for memory or time by absurd numbers.
     _check_sizes(config, f"{label}: {folder / 'config.json'}")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from featcal.formats.checkpoint import make_safetensors, open_file, read_header
-from featcal.formats.peft import CONFIG_FILE, AdapterPlan, Change, read_adapter_config, weight_file
+from featcal.formats.peft import CONFIG_FILE, HEADLESS, AdapterPlan, Change, read_adapter_config, task_type, weight_file
 from featcal.formats.weights import ANOTHER_FILE, Canonical, Stored, TensorInfo, check_finite, dtype_of
 from featcal.system.errors import InputError
 from featcal.system.paths import local_path
@@ -52,7 +52,8 @@ class LoraWeights:
         self._file = weight_file(folder, label)
         self._read_from = make_safetensors(self._file, label)
         self._header = read_header(self._read_from, label)
-        plan = AdapterPlan(self._file, self._header, self.adapter, base.info, canonical, aliases)
+        tied = {} if task_type(folder) in HEADLESS else aliases
+        plan = AdapterPlan(self._file, self._header, self.adapter, base.info, canonical, tied)
         if problems := plan.fill():
             raise InputError(*(f"{label}: {problem}" for problem in problems))
         self.changes: Mapping[str, Change] = plan.changes

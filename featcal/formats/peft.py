@@ -40,6 +40,12 @@ PICKLED_WEIGHTS = "adapter_model.bin"
 _REMEDY = "merge it into its base with peft's merge_and_unload, save that model and give its folder"
 _UNKNOWN = f"tensors without a meaning in a LoRA that featcal can reproduce exactly; {_REMEDY}"
 _APART = "updates of an embedding that several modules share, but not of all of them"
+_TIED = (
+    "peft's merge_and_unload would tie them again and give another model; train the adapter without these modules, or "
+    "with ensure_weight_tying"
+)
+HEADLESS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
+"""Task types whose models have no head that is tied to their embedding, whatever the base has."""
 MODEL_PREFIX = "base_model.model."
 """Prefix of peft for the path of a module."""
 _LINEAR = ("lora_A.weight", "lora_B.weight")
@@ -304,7 +310,7 @@ class AdapterPlan:
         # Nothing more can be said of a file with a pattern that takes too long to match.
         except InputError as error:
             return [f"{problem} ({self.file})" for problem in error.problems]
-        remedies = {_APART: f"; {untie_base(self.aliases) or _REMEDY}"}
+        remedies = {_APART: f"; {untie_base(self.aliases) or _TIED}"}
         return [f"{kind}: {some(keys)} ({self.file}){remedies.get(kind, '')}" for kind, keys in self.wrong.items()]
 
     def _place(self) -> None:
@@ -326,6 +332,8 @@ class AdapterPlan:
         for key, (_, code) in self.header.items():
             # peft's state dicts carry the adapter's name, "default"; its saved files leave it out.
             plain = re.sub(r"\.default(?=\.weight$|\.bias$|$)", "", key)
+            if self._repeats_whole(key):
+                continue
             part = next((part for part in (*_LINEAR, *_EMBEDDING, _BIAS) if plain.endswith(f".{part}")), None)
             module = plain.removeprefix(MODEL_PREFIX).removesuffix(f".{part}")
             if code not in _FLOATS:
@@ -337,6 +345,13 @@ class AdapterPlan:
             else:
                 whole.append(key)
         return {name: parts for name, parts in modules.items() if parts and not self._follows(name)}, whole
+
+    def _repeats_whole(self, key: str) -> bool:
+        """Say whether a tensor is one of the two, trained and replaced, that peft writes again beside an embedding of
+        another size that is trained whole."""
+        copy = r"\.(modules_to_save(\.default)?|original_module)\."
+        own, replaced = (re.sub(copy, to, key) for to in (".", ".original_module."))
+        return own != key and own in self.header and replaced in self.header
 
     def _follows(self, module: str) -> bool:
         """Say whether a module is tied to another one with its own update, so that this one only repeats it."""

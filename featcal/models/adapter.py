@@ -465,6 +465,10 @@ class Adapter(ABC):
     def canonical(self, stored: str) -> str | None:
         """Return the canonical name of a tensor in a checkpoint file; None for a tensor that is redundant."""
 
+    def ties_head(self, config: Mapping[str, Any]) -> bool:
+        """Say whether a model of this kind with this `config.json` scores with its embedding."""
+        return bool(config.get("tie_word_embeddings", True))
+
     @abstractmethod
     def is_carried(self, name: str) -> bool:
         """Say whether a tensor outside `tower` and `head` is a known part of the

@@ -198,8 +198,9 @@ def prompts(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         Token ids and attention mask, `[batch, tokens]`.
     """
     ids, kept = batch["input_ids"], batch["attention_mask"]
-    if "completion_mask" in batch and not torch.equal(batch["completion_mask"], kept):
-        kept = kept * (1 - batch["completion_mask"])
+    answer = batch.get("completion_mask")
+    if answer is not None:
+        kept = torch.where(_has_no_answer(answer, kept), kept, kept * (1 - answer))
     width = int(kept.sum(1).max())
     moved, mask = ids.new_zeros(len(ids), width), kept.new_zeros(len(ids), width)
     for row, (own, counted) in enumerate(zip(ids, kept.bool(), strict=True)):
@@ -207,6 +208,11 @@ def prompts(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         moved[row, width - len(prompt) :] = prompt
         mask[row, width - len(prompt) :] = 1
     return moved, mask
+
+
+def _has_no_answer(answer: Tensor, kept: Tensor) -> Tensor:
+    """Say of every row, `[batch, 1]`, whether its text is marked as an answer as a whole, so that it has none."""
+    return (answer == kept).all(1, keepdim=True)
 
 
 class TextAnswerer:
@@ -248,10 +254,8 @@ def prompt_batch(batch: Mapping[str, Tensor], longest: int | None = None) -> Map
     # Texts with a picture must stay whole, and an encoder's prompts are as long as its samples.
     if "pixel_values" in batch or answer is None:
         return batch
-    if torch.equal(answer, kept):
-        kept = kept * (2 * kept.cumsum(1) <= kept.sum(1, keepdim=True) + 1)
-    else:
-        kept = kept * (1 - answer)
+    half = kept * (2 * kept.cumsum(1) <= kept.sum(1, keepdim=True) + 1)
+    kept = torch.where(_has_no_answer(answer, kept), half, kept * (1 - answer))
     if longest is not None:
         behind = kept.flip(1).cumsum(1).flip(1)
         kept = kept * ((behind < longest) | (kept.cumsum(1) == 1))

@@ -19,6 +19,7 @@ from featcal.calibration.config import select_tasks
 from featcal.calibration.low_rank import Limits
 from featcal.calibration.repair import RepairAdapter, Start, fit_repair
 from featcal.drift.source import SourceExcess, measure_sources
+from featcal.export.record_facts import require_same_start
 from featcal.export.write import require_weights_alone
 from featcal.family.opening import Family
 from featcal.formats.weights import Weights
@@ -40,6 +41,7 @@ _WEIGHTS = ResultKind[Weights]("weights")
 _SOURCES = ResultKind[list[SourceExcess]]("sources")
 _CONDITIONING = ResultKind[list[Conditioning]]("conditioning")
 _PREVIEW = ResultKind[Preview]("preview")
+_UNCHANGED = ResultKind[bool]("unchanged start")
 
 
 @dataclass(frozen=True)
@@ -237,8 +239,9 @@ class Fits:
         one = self.suite.resolve(model)
         if isinstance(one.given, CalibrationResult):
             return one.given.config, self.suite.resolve(one.given.family.merged)
-        known = one.config is not None or (one.kind == REFERENCE and holds_calibration(one.name))
-        return self._calibration(one) if known else None
+        if one.config is not None:
+            return self._calibration(one)
+        return self._recorded_calibration(one) if one.kind == REFERENCE and holds_calibration(one.name) else None
 
     def record(self, model: ModelId, progress: Progress = silent) -> Mapping[str, Any]:
         """Return the record of a calibration: that of the result, or the file of a calibrated folder.
@@ -255,7 +258,8 @@ class Fits:
         """Return the options of a calibration, and the model that it calibrates.
 
         Raises:
-            InputError: the model is not a calibration, or its folder has no record of one.
+            InputError: the model is not a calibration, its folder has no record of one, or the suite's models have
+                changed since.
         """
         if model.config is not None and model.of is not None:
             return model.config, model.of
@@ -265,6 +269,17 @@ class Fits:
             raise InputError(
                 f"'{model.name}' is not a calibration; give its options, as calibrated:lam=0.05,rho=2@{model.name}"
             )
+        config, of = self._recorded_calibration(model)
+
+        def check() -> bool:
+            folder = Path(model.name)
+            require_same_start(read_calibration_record(folder), self.family_with(of), folder)
+            return True
+
+        self.suite.get_or_make(_UNCHANGED, model.key, check)
+        return config, of
+
+    def _recorded_calibration(self, model: ModelRef) -> tuple[CalibrationConfig, ModelRef]:
         config, of = recorded_calibration(Path(model.name))
         return config, self.suite.resolve(of)
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from featcal.evaluation.comparison import Difference, compare_scores
 from featcal.evaluation.evaluate import Scores
 from featcal.export.card import data_on_hub, pipeline_tag
 from featcal.export.card_parts import CardScore, CardScores, load_card, save_card, with_final_drift, with_scores
+from featcal.export.record_facts import require_same_start
 from featcal.formats.hub import RECORD_FILE
 from featcal.session.model_ref import EVERY_EXPERT, ModelId, ModelRef
 from featcal.session.session import Session
@@ -19,7 +19,6 @@ from featcal.studies import recording
 from featcal.studies.history import History, How
 from featcal.studies.recording import count_looks
 from featcal.suite.name_grammar import model_name
-from featcal.suite.recipe import MergeRecipe
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError, NoScores
 from featcal.system.json_files import read_json
@@ -103,7 +102,7 @@ def model_before(session: Session, folder: Path) -> str | None:
     experts.
 
     Raises:
-        InputError: the folder has no record, or it is of another suite.
+        InputError: the folder has no record, it is of another suite, or the suite's models have changed since.
     """
     missing = f"{folder} has no {RECORD_FILE}; give a folder that featcal has written"
     record = read_json(folder / RECORD_FILE, missing=missing)
@@ -116,20 +115,9 @@ def model_before(session: Session, folder: Path) -> str | None:
         return None
     if record.get("command") != "calibrate":
         return model_name(str(record["model"])).of
-    _require_same_merge(record, session, folder)
-    return str(record["model"])
-
-
-def _require_same_merge(record: Mapping[str, Any], session: Session, folder: Path) -> None:
-    """Raise InputError if the suite's merged model has another recipe than the calibrated one."""
-    merged = session.family.suite.merged
-    now = merged.model_dump() if isinstance(merged, MergeRecipe) else None
-    then = record.get("merged")
-    if record["model"] == "merged" and (now if now is not None else then) != then:
-        raise InputError(
-            f"{folder} was calibrated from another merge than the suite's is now; name the suite as it was, or "
-            "calibrate again"
-        )
+    before = str(record["model"])
+    require_same_start(record, session.fit.family_with(session.resolve(before)), folder)
+    return before
 
 
 def _rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from featcal.system.errors import InputError
@@ -39,7 +40,7 @@ def conversion(file: Path, kind: str | None = None) -> str:
     new = plain.with_suffix(".parquet" if line is _SHARD else ".jsonl")
     new = new.with_stem(f"{new.stem}-rows") if new == plain else new
     code = line.format(old=str(file), new=str(new), unpack="gzip.decompress" if packed else "bytes")
-    return f'make {new} of it with: python -c "{code}"'
+    return f"make {new} of it with: {shlex.join(['python', '-c', code])}"
 
 
 def refuse_other_files(file: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -404,6 +405,15 @@ def test_other_files_are_refused_whatever_they_are_called_in_the_suite(here: Pat
     assert "with: python" not in str(caught.value)  # its line is for lists
     jsonl(here / "x.json", *LIST)
     assert guess("x.json", here).task == {"calibration": {"jsonl": "x.json", "input": "{text}\n"}}
+
+
+@pytest.mark.parametrize("name", ["it's.txt", 'a"b.txt', "cost $HOME.txt", "back`date`tick.txt"])
+def test_a_shell_takes_the_conversion_of_any_name(here: Path, name: str) -> None:
+    (here / name).write_text("one")
+    with pytest.raises(InputError) as caught:
+        guess(name, here)
+    subprocess.run(["sh", "-c", str(caught.value).partition("with: ")[2]], check=True)
+    assert json.loads((here / name).with_suffix(".jsonl").read_text()) == {"text": "one"}
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from featcal.calibration.calibrate import config_for
 from featcal.cli import featcal_command
 from featcal.family.opening import Family
 from featcal.models.features import final_features
+from featcal.session.session import Session
 
 
 @pytest.fixture(params=rows(["clip", "t5", "llama"], quick=("clip",), slow=("t5", "llama")))
@@ -63,6 +64,14 @@ def test_a_calibration_that_raises_the_drift_warns_on_stderr_in_record_and_card(
     assert all(f"warning: {line}" in done.stderr for line in record["warnings"])
     assert json.loads(done.stdout)["warnings"] == record["warnings"]
     assert (out / "README.md").read_text().count("**Warning:** task") == 2
+
+
+def test_a_session_warns_as_a_command_does(tiny: Family) -> None:
+    config = replace(config_for(tiny), rho=1e6)
+    once, twice = calibrate(tiny, config), Session(tiny).fit.calibrate(config)
+    assert len(twice.record["warnings"]) == 2
+    for name in ("warnings", "final_drift"):
+        assert twice.record[name] == once.record[name]
 
 
 def test_a_calibration_that_lowers_the_drift_is_silent(tiny: Family, tmp_path: Path) -> None:

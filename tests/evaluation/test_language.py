@@ -16,7 +16,7 @@ from featcal import Family, InputError, Suite, evaluate, load_suite, measure_dri
 from featcal.evaluation.language import exact_match, first_answers, note_unreachable, spearman
 from featcal.family.opening import batches_by_length
 from featcal.models.adapter import Call
-from featcal.models.generation import prompts
+from featcal.models.generation import prompt_batch, prompts
 from featcal.samples.prepare import tokenizer_of
 from featcal.samples.sources import Samples
 
@@ -171,6 +171,18 @@ def test_prompts_lose_their_answers_and_are_padded_on_the_left() -> None:
     ids, mask = prompts(batch)
     assert ids.tolist() == [[0, 5, 6], [8, 9, 10]]
     assert mask.tolist() == [[0, 1, 1], [1, 1, 1]]
+
+
+def test_a_text_without_an_answer_is_a_prompt_whatever_its_batch_holds() -> None:
+    batch = {
+        "input_ids": torch.tensor([[5, 6, 7, 1, 0], [8, 9, 10, 11, 0]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 0]]),
+        "completion_mask": torch.tensor([[0, 0, 1, 1, 0], [1, 1, 1, 1, 0]]),
+    }
+    ids, mask = prompts(batch)
+    assert ids.tolist() == [[0, 0, 5, 6], [8, 9, 10, 11]]
+    assert mask.tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]
+    assert prompt_batch(batch)["attention_mask"].tolist() == [[1, 1, 0, 0, 0], [1, 1, 0, 0, 0]]
 
 
 def test_texts_of_a_length_share_a_batch() -> None:

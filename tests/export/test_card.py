@@ -169,6 +169,23 @@ def test_what_is_not_of_this_suite_is_not_scored(tiny: Family, tmp_path: Path) -
             score_into_card(Session(tiny), tmp_path / "out", TEST, History(tmp_path / "runs"))
 
 
+def test_scores_of_other_models_than_the_calibrated_ones_are_refused(
+    tiny_suite_file: Path, tiny: Family, tmp_path: Path
+) -> None:
+    """Neither a card nor a measurement that needs the start takes what lies in an expert's folder now."""
+    out = tmp_path / "out"
+    calibrate_to_folder(tiny, clip_config(samples=4), out)
+    record = json.loads((out / "featcal.json").read_text())
+    name, (file, _) = f"expert {TASKS[0]}", next(iter(record["inputs"][f"expert {TASKS[0]}"].items()))
+    record["inputs"][name][file] = "0" * 64
+    (out / "featcal.json").write_text(json.dumps(record))
+    said = rf"calibrated from other weights \('{name}'\) than the suite's"
+    with pytest.raises(InputError, match=said):
+        score_into_card(Session(tiny), out, TEST, History(tmp_path / "runs"))
+    with pytest.raises(InputError, match=said):
+        Session(tiny).fit.sources(str(out))
+
+
 def test_evaluate_fills_in_a_card(tiny_suite_file: Path, tiny: Family, tmp_path: Path, run: Run) -> None:
     out = tmp_path / "out"
     calibrate_to_folder(tiny, clip_config(samples=4), out)

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from own_merges import WEIGHTS, edit_json, plant, write_merge, write_parents
 from safetensors.torch import load_file, save_file
 
 from featcal.authoring.from_merge import BEGINNINGS
+from featcal.cli.own_merge import DiagnosisOrder
+from featcal.suite.views import EvaluationSamples
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +92,14 @@ def test_commands_are_right_to_the_letter(
     assert diagnose(run, root / "tokenizer-copy")["differences"] == []
     own, again = (load_file(folder / "model.safetensors") for folder in (merge(""), tmp_path / "zeros-copy-again"))
     assert all(abs(own[name] - again[name]).max() < 1e-6 for name in own)
+
+
+def test_the_next_command_draws_the_same_samples(tmp_path: Path) -> None:
+    asked = DiagnosisOrder("m", None, {}, {}, (), None)
+    assert asked.command(EvaluationSamples()) == "featcal diagnose m --out m.html"
+    drawn = EvaluationSamples(8, "calibration", seed=7)
+    assert asked.command(drawn) == "featcal diagnose m --eval-samples 8 --split calibration --seed 7 --out m.html"
+    assert replace(asked, out=tmp_path / "m.html").command(drawn) == ""
 
 
 @pytest.mark.slow

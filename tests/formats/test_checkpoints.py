@@ -133,6 +133,28 @@ def test_two_tensors_of_one_canonical_name(tmp_path: Path) -> None:
         Checkpoint(tmp_path, "m", ClipVision.canonical)
 
 
+@pytest.mark.parametrize("vision", [{}, {"hidden_act": "gelu"}])
+def test_old_files_of_clip_are_read_as_transformers_reads_them(vision: dict[str, Any]) -> None:
+    """Its `vision_config_dict` is taken in the place of `vision_config`, which they need not have."""
+    from transformers import CLIPConfig
+
+    from featcal.models.families.clip import ClipVision
+
+    config = {"vision_config_dict": {"hidden_size": 32, "num_attention_heads": 4, **vision}, "projection_dim": 16}
+    for both in (config, {**config, "vision_config": {"hidden_size": 32, "num_attention_heads": 2}}):
+        adapter, theirs = ClipVision(both, [], torch.device("cpu")), CLIPConfig(**both).vision_config
+        assert adapter.settings["hidden_act"] == theirs.hidden_act == vision.get("hidden_act", "quick_gelu")
+        assert adapter.settings["num_attention_heads"] == theirs.num_attention_heads == 4
+        assert adapter.shapes()["visual_projection.weight"] == (16, 32)
+
+
+def test_a_model_and_an_adapter_in_one_folder_are_not_guessed_at(own_suite_file: Path) -> None:
+    """transformers would load both, whether the weights have the adapter in them or not."""
+    place = own_suite_file.parent / "experts" / "pets"
+    (place / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
+    assert "experts/pets has a whole model and an adapter (adapter_config.json); give " in open_error(own_suite_file)
+
+
 def test_tower_saved_without_prefix_is_the_same_model(tiny: Family, own_suite_file: Path) -> None:
     def strip(tensors: dict[str, Tensor]) -> None:
         for name in list(tensors):

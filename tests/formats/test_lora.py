@@ -382,6 +382,24 @@ def test_a_head_stored_beside_the_embedding_that_it_is_tied_to_must_repeat_it(
     assert str(no.value).endswith(UNTIE)
 
 
+def test_a_model_without_a_head_shares_its_embedding_with_none(adapt: Adapt, bases: Mapping[str, Path]) -> None:
+    """A classifier is adapted, whose base has a head tied to its embedding."""
+    update = embedding_factors(TOKENS, VOCABULARY, WIDTH)
+    weights = adapt(update, "tied", task_type="SEQ_CLS", lora_alpha=3)
+    first, second = update.values()
+    close(change(weights, bases["tied"], f"{TOKENS}.weight"), 1.5 * (second @ first).T)
+
+
+def test_copies_that_peft_writes_beside_a_resized_embedding_are_passed_over(
+    bases: Mapping[str, Path], tmp_path: Path
+) -> None:
+    trained = noise(VOCABULARY + 4, WIDTH, seed=3)
+    copies = {f"{TOKENS}.modules_to_save.weight": trained.clone(), f"{TOKENS}.original_module.weight": trained + 1}
+    write_adapter(tmp_path, {**factors(Q), f"{TOKENS}.weight": trained, **copies}, modules_to_save=["embed_tokens"])
+    found = opened(bases["llama"], tmp_path, cut=True).read([f"{TOKENS}.weight"])[f"{TOKENS}.weight"]
+    assert found.equal(trained[:VOCABULARY])
+
+
 def test_what_peft_keeps_tied_changes_embedding_and_head(bases: Mapping[str, Path], tmp_path: Path) -> None:
     """With `ensure_weight_tying`, peft stores the head's update too; it repeats the embedding's."""
     embedding = noise(VOCABULARY, WIDTH, seed=3)
@@ -615,7 +633,12 @@ REFUSED = [
     shared("tied", {f"{TOKENS}.weight": noise(VOCABULARY, WIDTH)}, UNTIE, modules_to_save=["embed_tokens"]),
     shared("tied", {"lm_head.weight": noise(VOCABULARY, WIDTH)}, UNTIE, modules_to_save=["lm_head"]),
     shared("tied", factors("lm_head", rows=VOCABULARY), UNTIE),
-    shared("t5", embedding_factors("shared", VOCABULARY, WIDTH), REMEDY),
+    shared(
+        "t5",
+        embedding_factors("shared", VOCABULARY, WIDTH),
+        "peft's merge_and_unload would tie them again and give another model; train the adapter without these modules, "
+        "or with ensure_weight_tying",
+    ),
     besides(
         "whole tensor under two names",
         f"tensors that change '{NORM}' a second time: '{MODEL}{NORM}'",

@@ -42,6 +42,7 @@ from featcal.calibration.block_statistics import likely_groups
 from featcal.evaluation.evaluate import likeness, task_features
 from featcal.evaluation.heads import ClassificationHead, ModuleHead, PooledHead
 from featcal.evaluation.scoring_heads import head_of
+from featcal.export.change_layout import convert
 from featcal.figures.verdict.measure import diagnose_model
 from featcal.models.adapter import walking
 from featcal.models.capture import capture_inputs
@@ -274,6 +275,17 @@ def test_what_is_written_over_a_pretrained_base_is_that_model_again(hub: Path) -
     before, after = (measure_drift(family, one, split="calibration") for one in ("merged", str(root / "out")))
     for task in TASKS:
         assert after.tasks[task].layers[-1].relative_drift < before.tasks[task].layers[-1].relative_drift
+
+
+def test_a_stack_without_its_pooler_is_written_as_it_is(tmp_path: Path) -> None:
+    """transformers makes a pooler when it loads one, and no state goes through it."""
+    torch.manual_seed(0)
+    bare = transformers.BertModel(tiny_encoder(ROWS["bert"]).config, add_pooling_layer=False)
+    bare.save_pretrained(tmp_path / "bare")
+    convert(str(tmp_path / "bare"), tmp_path / "out", "hf")
+    again = transformers.BertModel.from_pretrained(tmp_path / "out", add_pooling_layer=False).state_dict()
+    assert len(load_file(tmp_path / "out" / "model.safetensors")) == len(again)
+    assert all(again[name].equal(tensor) for name, tensor in bare.state_dict().items())
 
 
 def test_long_pairs_lose_the_end_of_the_longer_text(hub: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,19 @@ def test_what_is_written_is_a_folder_of_timm(trial: Trial, tmp_path: Path) -> No
     torch.testing.assert_close(trial.compute_scores(trial.family.model(str(tmp_path / "out")), inputs), theirs)
     head = load_file(trial.root / "merged" / "model.safetensors")["head.weight"]
     assert model.get_parameter("head.weight").equal(head)
+
+
+def test_models_are_compared_by_what_timm_builds() -> None:
+    """One file names arguments that another leaves to its architecture; timm saves the number of classes among them."""
+
+    def settings(**arguments: Any) -> dict[str, Any]:
+        config = {"architecture": "vit_tiny_patch16_224", "num_classes": 3, "model_args": arguments}
+        return TimmVit(config, [], torch.device("cpu")).settings
+
+    plain = settings()
+    assert settings(num_classes=3, in_chans=3, global_pool="token", img_size=[224, 224], drop_path_rate=0.1) == plain
+    for other in ({"act_layer": "relu"}, {"qk_norm": True}, {"img_size": 32}, {"num_heads": 4}, {"pre_norm": True}):
+        assert settings(**other) != plain
 
 
 def test_every_task_is_scored_by_its_experts_head(trial: Trial) -> None:

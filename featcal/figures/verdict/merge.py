@@ -66,14 +66,11 @@ class MergeNames:
             has_base: whether the base is known, which another merge needs.
         """
         name, file = self.name, folder / RECIPE_FILE
-        written = f"{name}-again.yaml"
-        again = [["featcal", "suite", "import", str(file), "--out", written]]
-        again += [["featcal", "merge", written, "--out", f"{name}-again"]]
-        again = again if is_known else [["mergekit-yaml", str(file), f"{name}-again"]]
+        again = ["featcal", "merge", str(file), "--out"] if is_known else ["mergekit-yaml", str(file)]
         scaled = ["merge", self.suite, "--method", "task-arithmetic", "--scale", "0.3", "--out", f"{name}-again"]
         return Commands(
             copy,
-            " && ".join(map(shlex.join, again)) if file.is_file() else "",
+            shlex.join([*again, f"{name}-again"]) if file.is_file() else "",
             self._write_first(scaled) if has_base else "",
             self._write_first(["calibrate", self.suite, "--out", f"{name}-calibrated"]),
             self._write_first(["select", self.suite]),

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 from torch.func import functional_call
-from transformers import CLIPVisionConfig
+from transformers import CLIPConfig, CLIPVisionConfig
 from transformers.models.clip.modeling_clip import CLIPVisionModelWithProjection
 
 from featcal.formats.checkpoint import read_config
@@ -40,6 +40,17 @@ _PROJECTION = "visual_projection.weight"
 _BARE = ("embeddings.", "encoder.", "pre_layrnorm.", "post_layernorm.")
 _SETTINGS = ("hidden_act", "num_attention_heads", "layer_norm_eps", "patch_size", "image_size")
 _CARRIED = ("text_model.", "text_projection.", "logit_scale", _PROJECTION)
+
+
+def _vision_options(config: Mapping[str, Any]) -> CLIPVisionConfig:
+    """Return the options of the image tower: a configuration of its own, or the part of a whole CLIP's that
+    transformers takes, which in old files is `vision_config_dict`."""
+    if not {"vision_config", "vision_config_dict"} & config.keys():
+        return CLIPVisionConfig(**config)
+    whole = CLIPConfig(**config)
+    vision: CLIPVisionConfig = whole.vision_config
+    vision.projection_dim = whole.projection_dim
+    return vision
 
 
 class VisionStage(Stage):
@@ -105,10 +116,7 @@ class ClipVision(Adapter):
     defaults: Mapping[str, Any] = {"lam": 0.05, "rho": 2.0, "alpha": 0.3}
 
     def __init__(self, config: Mapping[str, Any], names: Collection[str], device: torch.device) -> None:
-        vision = dict(config.get("vision_config", config))
-        if "projection_dim" in config:
-            vision["projection_dim"] = config["projection_dim"]
-        checked = CLIPVisionConfig(**vision)
+        checked = _vision_options(config)
         self.settings = {name: getattr(checked, name) for name in _SETTINGS}
         self._input_shape = (checked.num_channels, checked.image_size, checked.image_size)
         with torch.device("meta"):

@@ -243,6 +243,9 @@ class Decoder(LanguageModel):
         inside = f"{self.facts.stack}.{stored}"
         return inside if stored not in self.tower and inside in self.tower else stored
 
+    def ties_head(self, config: Mapping[str, Any]) -> bool:
+        return bool(self.config_class(**config).tie_word_embeddings)
+
     def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
         """Return a configuration that transformers 4 reads, too: `rope_theta` and `rope_scaling` in addition to
         `rope_parameters`, `rope_local_base_freq` for blocks with a window, and the number of experts under both

@@ -208,7 +208,10 @@ class Encoder(Adapter):
         config = read_config(folder, "written model")
         # A class of one's own is not in transformers, and its `base_model` need not be the stack.
         is_own = self.model_class.__name__ in (config.get("architectures") or ())
-        loaded = load_complete(self.model_class if is_own else getattr(transformers, self.loader(config)), folder)
+        # Of a bare stack whose files have no pooler transformers makes one, which the states do not go through.
+        unused = () if self.facts.pooler else ("pooler.",)
+        kind = self.model_class if is_own else getattr(transformers, self.loader(config))
+        loaded = load_complete(kind, folder, unused)
         with torch.no_grad():
             if self.facts.pooler:
                 made: Tensor = getattr(loaded, self.facts.stored_stack, loaded)(**inputs).pooler_output

@@ -17,6 +17,13 @@ from featcal.models.families.encoder_facts import VISION_DEFAULTS, EncoderFacts
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.extras import require_packages
 
+_PIECES = {
+    "norm_layer": "norm", "norm_pre": "norm_pre", "block_fn": "blocks.0", "attn_layer": "blocks.0.attn",
+    "qk_norm": "blocks.0.attn.q_norm", "scale_attn_norm": "blocks.0.attn.norm", "mlp_layer": "blocks.0.mlp",
+    "act_layer": "blocks.0.mlp.act", "scale_mlp_norm": "blocks.0.mlp.norm",
+}  # fmt: skip
+"""Options of timm's class whose effect shapes do not show → a module whose class shows it."""
+
 
 class TimmVit(Encoder):
     """timm's `VisionTransformer` with a head that reads the class token.
@@ -45,7 +52,7 @@ class TimmVit(Encoder):
         keys=("attn.qkv",),
         classifier=("head",),
         heads=("head.",),
-        settings=("architecture", "model_args"),
+        settings=("architecture", "image_size", "patch_size", *_PIECES),
     )
 
     def build(self, config: Mapping[str, Any], device: torch.device) -> tuple[Any, Any]:
@@ -59,7 +66,8 @@ class TimmVit(Encoder):
         from timm.models.vision_transformer import VisionTransformer
 
         named = str(config.get("architecture"))
-        arguments = dict(config.get("model_args") or {})
+        # timm's own `save_for_hf` writes the number of classes in both places.
+        arguments = {name: one for name, one in (config.get("model_args") or {}).items() if name != "num_classes"}
         try:
             with torch.device("meta"):
                 model: Any = timm.create_model(named, num_classes=int(config.get("num_classes", 1000)), **arguments)
@@ -81,8 +89,11 @@ class TimmVit(Encoder):
             raise InputError(f"'{named}': pictures of {list(side)} in patches of {list(patch)}, which are not square")
         own = {"num_channels": model.patch_embed.proj.in_channels, "image_size": side[0], "patch_size": patch[0]}
         heads, eps = model.blocks[0].attn.num_heads, model.norm.eps
-        options = {"architecture": named, "model_args": arguments, "num_attention_heads": heads, "layer_norm_eps": eps}
-        return check_buffers(model), SimpleNamespace(**own, **options)
+        options = {"architecture": named, "num_attention_heads": heads, "layer_norm_eps": eps}
+        # Not `model_args`, which one model may name and another leave to its architecture.
+        modules = dict(model.named_modules())
+        pieces = {name: type(modules.get(place)).__name__ for name, place in _PIECES.items()}
+        return check_buffers(model), SimpleNamespace(**own, **options, **pieces)
 
     def reference(self, folder: Path, inputs: Batch) -> Tensor:
         require_packages("timm")
