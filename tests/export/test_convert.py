@@ -236,6 +236,8 @@ def test_preprocessing_that_does_not_carry_over(own: Path, tmp_path: Path) -> No
     settings, notes = preprocess_for_open_clip(own, 12)
     assert settings["mean"] == [0.0] * 3
     assert ["does not scale" in notes[0], "resampling 0" in notes[1], "12 pixels" in notes[2]] == [True] * 3
+    edit(own / "preprocessor_config.json", lambda c: c.update(do_rescale=True, rescale_factor=1 / 127.5))
+    assert "scales pixels by 0.00784314; open_clip always does by 1/255" in preprocess_for_open_clip(own, 12)[1][0]
     (own / "preprocessor_config.json").unlink()
     assert preprocess_for_open_clip(own, 12)[0] == {}
     (own / "preprocessor_config.json").write_text("[")
