@@ -271,9 +271,10 @@ def select_command(
     Every candidate is calibrated on three quarters of the calibration samples and scored on the last quarter, four
     times: how probable are the experts' decisions under it? Candidates are the merge (--of) as it is, the recipes at
     their defaults, and "informed" with errors weighed by decisions, with more or less of its prior and with --cautious.
-    "informed" at its defaults stays unless another one is better by more than the paired interval; the chosen one is
-    then calibrated on all samples. Only calibration samples are read. Results are cached, so an interrupted choice
-    continues where it stopped. With fewer than 8 samples of a task no candidate can be judged, and the default stays.
+    "informed" with errors weighed by decisions (at its defaults with fewer than 16 samples of a task) stays unless
+    another one is better by more than the paired interval; the chosen one is then calibrated on all samples. Only
+    calibration samples are read. Results are cached, so an interrupted choice continues where it stopped. With fewer
+    than 8 samples of a task no candidate can be judged, and "informed" at its defaults stays.
 
     With --minutes every merger that needs neither samples nor training is tried too, as it is and calibrated: a quarter
     of the time goes to the first fold, the rest to those that are best on it.

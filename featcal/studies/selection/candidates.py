@@ -28,7 +28,8 @@ from featcal.system.errors import InputError
 PRIORS = ((0.1, 2.0), (0.2, 1.5), (0.3, 1.0), (0.3, 2.0))
 """Values of mu and rho for further candidates of "informed"."""
 DECISIONS = 0.7
-"""Value of decisions for one more."""
+"""Value of decisions for one more, which stays within noise if a task has samples enough
+(`SelectionProblem.standing`)."""
 MERGED = "merged"
 """Name of the suite's own merged model among the starts."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from featcal.calibration.calibrate import CalibrationResult, config_for
@@ -43,8 +44,9 @@ def select(
     """Choose whether and how to repair a merge, by the probability that candidates, fitted on three quarters of the
     calibration samples, give to the experts' decisions on the fourth. Only calibration samples are read, and no label.
 
-    The default, "informed" at its defaults, stays unless another candidate (`candidates.plan_candidates`) is better by
-    more than the paired interval; of several the best is chosen. Results are stored in the user's cache folder
+    The default, "informed" with errors weighed by decisions, or without them where a model has no decisions or too few
+    samples, stays unless another candidate (`candidates.plan_candidates`) is better by more than the paired interval;
+    of several the best is chosen. Results are stored in the user's cache folder
     (FEATCAL_CACHE), so that an interrupted choice continues, and processes that make the same choice share the work.
 
     Args:
@@ -81,12 +83,13 @@ def select(
     contest = SelectionProblem(session, asked, drawn, plan, criterion_of(family, drawn))
     cells = Cells(folder_of(contest))
     tried = _score_all(contest, cells, progress) if minutes is None else _score_best(contest, cells, minutes, progress)
-    candidates = _rank(contest, cells, tried)
-    chosen = _choose(candidates, contest.names[0])
+    candidates, standing = _rank(contest, cells, tried)
+    chosen = _choose(candidates, contest.names[standing])
     calibrated, took = _calibrate(session, chosen, progress)
     seconds = sum(one.seconds for one in candidates) + took
     notes = _write_notes(contest, len(plan) - len(tried), minutes)
     chose = chosen.start, chosen.config, tuple(candidates), chosen.margin
+    default = plan[standing].config or default
     return Selection(family, default, *chose, contest.positions, samples, notes, seconds, calibrated, merge)
 
 
@@ -210,22 +213,26 @@ def _cell(held: Fold, tried: CandidateModel, progress: Progress) -> tuple[FoldCe
         return FoldCell({}, str(error), time.perf_counter() - started), isinstance(error, NumericalError)
 
 
-def _rank(contest: SelectionProblem, cells: Cells, numbers: Sequence[int]) -> list[Candidate]:
-    """Combine the cells of candidates, the best first; the first of the numbers is the default's."""
-    found: list[Candidate] = []
-    default: Score | None = None
+def _rank(contest: SelectionProblem, cells: Cells, numbers: Sequence[int]) -> tuple[list[Candidate], int]:
+    """Combine the cells of candidates, the best first, each with its margin from the default; return also the
+    default's number, the first of `contest.standing` that has a score."""
+    found: dict[int, Candidate] = {}
     for number in numbers:
         name, tried = contest.names[number], contest.plan[number]
         own = [cell for fold in range(FOLDS) if (cell := cells.get(name, fold)) is not None]
-        failure, score, held = next((cell.failure for cell in own if cell.failure), ""), None, None
+        failure, score = next((cell.failure for cell in own if cell.failure), ""), None
         if not failure:
             values = {task: tuple(chain.from_iterable(cell.values[task] for cell in own)) for task in contest.drawn}
             score = Score(contest.criterion.name, values)
-            default = default if found else score
-            held = None if default is None else margin(default, score)
         seconds = sum(cell.seconds for cell in own)
-        found.append(Candidate(name, tried.start, tried.config, score, held, failure, seconds))
-    return sorted(found, key=lambda one: float("inf") if one.score is None else -one.score.value)
+        found[number] = Candidate(name, tried.start, tried.config, score, None, failure, seconds)
+    standing = next((one for one in contest.standing if one in found and found[one].score is not None), 0)
+    against = found[standing].score
+    held = [
+        one if one.score is None or against is None else replace(one, margin=margin(against, one.score))
+        for one in found.values()
+    ]
+    return sorted(held, key=lambda one: float("inf") if one.score is None else -one.score.value), standing
 
 
 def _choose(candidates: Sequence[Candidate], default: str) -> Candidate:

@@ -14,14 +14,16 @@ from featcal.family.opening import ensure_family
 from featcal.models.lane import ExpertPass, WalkCache
 from featcal.samples.sources import Samples
 from featcal.session.session import Session
-from featcal.studies.selection.candidates import CandidateModel
+from featcal.studies.selection.candidates import DECISIONS, CandidateModel
 from featcal.studies.selection.judge import Criterion, Judge
-from featcal.suite.calibration_options import CalibrationConfig
+from featcal.suite.calibration_options import INFORMED, CalibrationConfig
 from featcal.suite.views import EvaluationSamples
 from featcal.system.fingerprints import seed_from_text
 from featcal.system.progress import Progress, silent
 
 FOLDS = 4
+FEWEST_WEIGHED = 16
+"""Smallest number of samples per task with which errors weighed by decisions are the default."""
 
 
 def folds(count: int, seed: int, task: str) -> list[list[int]]:
@@ -59,6 +61,16 @@ class SelectionProblem:
     def names(self) -> list[str]:
         """Return the names of the candidates."""
         return [tried.name(self.session.family) for tried in self.plan]
+
+    @property
+    def standing(self) -> list[int]:
+        """Return the numbers of the candidates that stay within noise, if they have a score: first the default with
+        decisions, which was above the plain one wherever a task had 16 samples or more, then the plain one."""
+        first, fewest = self.plan[0], min(map(len, self.drawn.values()))
+        if first.config is None or first.config.recipe != INFORMED or fewest < FEWEST_WEIGHED:
+            return [0]
+        weighed = CandidateModel(first.start, replace(first.config, decisions=DECISIONS))
+        return [*(number for number, one in enumerate(self.plan) if one == weighed), 0]
 
     @property
     def positions(self) -> dict[str, tuple[tuple[int, ...], ...]]:

@@ -83,7 +83,8 @@ class Selection(Drawable):
 
     family: Family
     default: CalibrationConfig
-    """Default options of the comparison: "informed" at its defaults."""
+    """Options with which all are compared, and which stay within noise: "informed" with errors weighed by decisions, or
+    at its defaults where a model has no decisions or a task fewer than 16 samples."""
     start: str
     """Name of the chosen start, to calibrate or to leave as it is; "merged" is the suite's own."""
     config: CalibrationConfig | None

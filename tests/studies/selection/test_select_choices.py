@@ -73,9 +73,9 @@ def test_all_is_tried_on_another_merge(many: Family, scored: Any) -> None:
     assert [(one.start, one.config) for one in plan] == [("ties", one.config) for one in own]
     scored(lambda tried: 0.5, 0.05)
     found = select(many, ASKED, of="ties")
-    assert (found.of, found.start, found.model) == ("ties", "ties", plan[0].name(many))
+    assert (found.of, found.start, found.model) == ("ties", "ties", plan[4].name(many))
     assert found.calibrated is not None
-    expected = Session(many).fit.calibrate(f"{own[0].name(many)}@ties").weights
+    expected = Session(many).fit.calibrate(f"{own[4].name(many)}@ties").weights
     for name, tensor in expected.read(many.adapter.tower).items():
         assert tensor.equal(found.calibrated.weights.read([name])[name]), name
     rows, columns = candidate_table(found.to_json())
@@ -106,7 +106,8 @@ def test_the_default_stays_within_noise(many: Family, scored: Any) -> None:
     scored(lambda tried: 0.5, 0.05)
     found = select(many, ASKED)
     assert found.config is not None
-    assert candidate_options(found.config) == DEFAULT
+    assert found.config == found.default
+    assert candidate_options(found.config) == {**DEFAULT, "decisions": 0.7}
     assert found.candidates[0].model != found.model
     assert found.candidates[0].margin is not None
     assert found.candidates[0].margin.difference > 0
@@ -116,6 +117,31 @@ def test_the_default_stays_within_noise(many: Family, scored: Any) -> None:
     assert found.verdict is not None
     assert found.verdict.sentence.startswith("start and repair cannot be told apart: merged as it is")
     assert found.to_json()["start_wins"] is False
+
+
+def test_errors_are_weighed_by_default_where_they_can_be_and_samples_suffice(
+    many: Family, monkeypatch: pytest.MonkeyPatch, scored: Any
+) -> None:
+    """Else "informed" at its defaults is what all are compared with."""
+    scored(lambda tried: 0.5 - 0.2 * bool(tried.config and tried.config.decisions), 0.05)
+    found = select(many, ASKED)  # what stays may be worse, too
+    assert found.config is not None
+    assert (found.default.decisions, found.config.decisions) == (0.7, 0)
+    fewer = select(many, replace(ASKED, samples=COUNT - 1))
+    assert candidate_options(fewer.default) == DEFAULT
+    real = Fold.values
+
+    def failing(fold: Fold, tried: CandidateModel, *more: Any) -> Any:
+        if tried.config is not None and tried.config.decisions:
+            raise InputError("there are no decisions")
+        return real(fold, tried, *more)
+
+    monkeypatch.setattr(Fold, "values", failing)
+    monkeypatch.setenv("FEATCAL_CACHE", str(cache_folder() / "another"))
+    found = select(many, ASKED)
+    assert candidate_options(found.default) == candidate_options(found.config or ASKED) == DEFAULT
+    assert found.margin is not None
+    assert found.margin.difference == 0
 
 
 def test_a_planted_better_candidate_wins(many: Family, scored: Any) -> None:
