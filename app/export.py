@@ -151,7 +151,7 @@ def show_notes(written: WrittenModel) -> None:
     record = written.record()
     for warning in record["warnings"]:
         if warning not in record.get(UNCHECKED, ()):
-            st.error(f"Warning: {join_percent(plain(warning))}.", icon=":material/warning:")
+            st.warning(f"Warning: {join_percent(plain(warning))}.", icon=":material/warning:")
     for note in record["notes"]:
         st.caption(f"Note: {join_percent(plain(without_places(note)))}.")
     st.code(without_places(written.loading), wrap_lines=True)

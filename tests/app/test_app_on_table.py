@@ -86,7 +86,7 @@ def test_what_is_shown_and_written_is_the_calibration_of_the_subject(
     app.text_input(key="folder").set_value(str(tmp_path / "page")).run()
     button(app, "Write the checkpoint").click().run()
     assert not app.exception
-    assert all(one.value.startswith("Warning: ") for one in app.error)  # of the record: so few samples may do harm
+    assert not app.error
     words = [*shlex.split(export_command(app))[1:-1], str(tmp_path / "command")]
     assert (words[2:4] == ["--model", a]) == (kind != "merged")
     code, _, err = run(*words)
