@@ -149,9 +149,10 @@ def output_folder(name: str) -> Path:
 def show_notes(written: WrittenModel) -> None:
     """Show the warnings and notes in the record of a written folder, and its loading code."""
     record = written.record()
-    for warning in record["warnings"]:
-        if warning not in record.get(UNCHECKED, ()):
-            st.warning(f"Warning: {join_percent(plain(warning))}.", icon=":material/warning:")
+    warnings = [one for one in record["warnings"] if one not in record.get(UNCHECKED, ())]
+    if warnings:
+        lines = "\n".join(f"- {join_percent(plain(one))}." for one in warnings)
+        st.warning(f"Warnings in the checkpoint's record and card:\n{lines}", icon=":material/warning:")
     for note in record["notes"]:
         st.caption(f"Note: {join_percent(plain(without_places(note)))}.")
     st.code(without_places(written.loading), wrap_lines=True)
