@@ -87,15 +87,17 @@ def require_same_start(record: Mapping[str, Any], family: Family, folder: Path) 
     Raises:
         InputError: the suite's merge has another recipe, or weight files have another content; the message says which.
     """
-    recipe, then = family.suite.merged, record.get("merged")
-    now = recipe.model_dump() if isinstance(recipe, MergeRecipe) else None
-    is_another = record.get("model") == "merged" and now != then and (now is not None or isinstance(then, Mapping))
-    recorded, found = record.get("inputs"), input_hashes(family)
-    changed = [] if recorded is None else sorted(
+    merged, then = family.suite.merged, record.get("merged")
+    now = merged.model_dump() if isinstance(merged, MergeRecipe) else None
+    # A record has a word in the place of the recipe of a merge that is a checkpoint: hashes tell such merges apart.
+    is_another = record.get("model") == "merged" and now != (then if isinstance(then, Mapping) else None)
+    found = input_hashes(family)
+    recorded = record.get("inputs", found)  # a record of an early version may have none
+    changed = [
         name
-        for name in recorded.keys() | found.keys()
+        for name in sorted(recorded.keys() | found.keys())
         if sorted(recorded.get(name, {}).values()) != sorted(found.get(name, {}).values())
-    )  # fmt: skip
+    ]
     if is_another or changed:
         what = "another merge" if is_another else f"other weights ({some(changed)})"
         raise InputError(

@@ -59,12 +59,12 @@ def config_asked(family: Family, **chosen: Any) -> CalibrationConfig:
     Raises:
         InputError: as `calibration.calibrate.config_for`.
     """
-    # A switch that the suite's recipe lacks is asked for under the default, which has them all.
+    # A switch that the suite's recipe lacks is asked for under the recipe that has them all.
     return config_for(family, recipe=_default(family) if any(chosen.get(name) for name in OWN) else None, **chosen)
 
 
 def _default(family: Family) -> str:
-    """Return the default recipe, which supports all switches; a prior needs the base."""
+    """Return the recipe that is varied, which supports all switches; a prior needs the base."""
     return INFORMED if family.is_base_known else REFINED
 
 
@@ -76,10 +76,9 @@ def candidate_options(config: CalibrationConfig) -> dict[str, Any]:
 def plan_candidates(
     family: Family, asked: CalibrationConfig, starts: Sequence[str] = (), of: str = MERGED
 ) -> list[CandidateModel]:
-    """List the candidates: first the default, "informed" at its defaults; then the merge as it is, the other recipes at
-    their defaults, the default with `DECISIONS`, "informed" at `PRIORS` and cautious, the requested options, and every
-    start as it is and calibrated by the default. If the base is not known the default is "refined", and "informed" is
-    left out.
+    """List the candidates: first "informed" at its defaults; then the merge as it is, the other recipes at their
+    defaults, "informed" with `DECISIONS`, at `PRIORS` and cautious, the requested options, and every start as it is and
+    calibrated like the first. If the base is not known "refined" takes the place of "informed", without `PRIORS`.
 
     Args:
         asked: requested options; samples, seed, switches and parts apply to all candidates, except switches that a

@@ -24,7 +24,8 @@ from featcal.system.progress import Progress, silent
 FEWEST = 2 * FOLDS
 """Smallest number of samples per task with which held-out samples are enough."""
 ALWAYS = 2
-"""Number of candidates that are tried even in the shortest time: the default and the merged model as it is."""
+"""Number of candidates that are tried even in the shortest time: "informed" at its defaults and the merged model as it
+is."""
 POLL = 0.2
 """Seconds between two checks for the cells of other processes."""
 SELECT = "select"

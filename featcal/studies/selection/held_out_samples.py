@@ -54,7 +54,7 @@ class SelectionProblem:
     drawn: Mapping[str, Samples]
     """Drawn calibration samples; a task needs at least `FOLDS`."""
     plan: Sequence[CandidateModel]
-    """The candidates, the default first."""
+    """The candidates, in the order of `plan_candidates`."""
     criterion: Criterion
 
     @cached_property
@@ -64,7 +64,7 @@ class SelectionProblem:
 
     @property
     def standing(self) -> list[int]:
-        """Return the numbers of the candidates that stay within noise, if they have a score: first the default with
+        """Return the numbers of the candidates that stay within noise, if they have a score: first the recipe with
         decisions, which was above the plain one wherever a task had 16 samples or more, then the plain one."""
         first, fewest = self.plan[0], min(map(len, self.drawn.values()))
         if first.config is None or first.config.recipe != INFORMED or fewest < FEWEST_WEIGHED:
