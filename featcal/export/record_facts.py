@@ -99,10 +99,9 @@ def require_same_start(record: Mapping[str, Any], family: Family, folder: Path) 
         if sorted(recorded.get(name, {}).values()) != sorted(found.get(name, {}).values())
     ]
     if is_another or changed:
-        what = "another merge" if is_another else f"other weights ({some(changed)})"
-        raise InputError(
-            f"{folder} was calibrated from {what} than the suite's is now; name the suite as it was, or calibrate again"
-        )
+        weights = f"other weights than are there now ({some(changed)})"
+        what = "another merge than the suite's is now" if is_another else weights
+        raise InputError(f"{folder} was calibrated from {what}; name the suite as it was, or calibrate again")
 
 
 def identify_model(family: Family) -> list[str]:

@@ -179,7 +179,7 @@ def test_scores_of_other_models_than_the_calibrated_ones_are_refused(
     name, (file, _) = f"expert {TASKS[0]}", next(iter(record["inputs"][f"expert {TASKS[0]}"].items()))
     record["inputs"][name][file] = "0" * 64
     (out / "featcal.json").write_text(json.dumps(record))
-    said = rf"calibrated from other weights \('{name}'\) than the suite's"
+    said = rf"calibrated from other weights than are there now \('{name}'\)"
     with pytest.raises(InputError, match=said):
         score_into_card(Session(tiny), out, TEST, History(tmp_path / "runs"))
     with pytest.raises(InputError, match=said):
