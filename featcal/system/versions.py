@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +35,9 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 @cache  # the metadata of a package is parsed anew every time, which takes 3 ms
 def _installed_version(package: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
+    """Return the version of a package; None if it is not installed. featcal also runs from a checkout that is not."""
+    if package == "featcal":
+        return str(import_module(package).__version__)  # an import statement would be one of every room
     try:
         return version(package)
     except PackageNotFoundError:

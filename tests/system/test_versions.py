@@ -6,12 +6,15 @@ import hashlib
 import importlib
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+import featcal
 from featcal.studies import history
 from featcal.studies.history import current_maker
+from featcal.system import versions
 from featcal.system.versions import all_versions, extension_versions
 
 
@@ -40,6 +43,16 @@ def test_code_of_a_package_that_brings_something_tells_runs_apart(site: Path) ->
     (site / "facts.py").write_text("FACTS = 2\n")
     extension_versions.cache_clear()  # as in the next process
     assert {name for name, value in current_maker("cpu").items() if value != before[name]} == {"bringing"}
+
+
+def test_a_checkout_that_is_not_installed_has_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(versions, "version", missing)
+    monkeypatch.setattr(versions, "_installed_version", versions._installed_version.__wrapped__)  # not cached
+    assert current_maker("cpu")["featcal"].startswith(f"{featcal.__version__}, ")
+    assert "torch" not in current_maker("cpu")
 
 
 def test_code_of_featcal_itself_tells_runs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
