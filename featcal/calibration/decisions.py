@@ -43,7 +43,7 @@ from featcal.evaluation.evaluate import heads_of
 from featcal.family.opening import Family
 from featcal.formats.weights import all_finite
 from featcal.models.adapter import Adapter, Batch, walking
-from featcal.models.compute import cast
+from featcal.models.compute import cast, widen
 from featcal.models.context import Run
 from featcal.models.families.language import has_answers
 from featcal.models.lane import ExpertPass
@@ -235,8 +235,10 @@ def _sum_gradients(adapter: Adapter, samples: int) -> Iterator[tuple[dict[str, T
 
 def principal_rows(rows: Float[Tensor, "n m"]) -> Float[Tensor, "r m"]:
     """Return the fewest principal directions of U that hold `KEPT` of its square; each has the length of U along it."""
-    sizes, turn = torch.linalg.eigh(rows @ rows.mT)
-    sizes, turn = sizes.flip(0).clamp_min(0), turn.flip(1)
+    # In float64, whatever the products are in: of a matrix with many zero rows, which samples without a margin have,
+    # float32 finds no eigenvectors with some libraries.
+    sizes, turn = torch.linalg.eigh(widen(rows @ rows.mT))
+    sizes, turn = sizes.flip(0).clamp_min(0), turn.flip(1).to(rows)
     count = int((sizes.cumsum(0) < KEPT * sizes.sum()).sum()) + 1
     kept: Tensor = turn[:, :count].mT @ rows
     return kept
