@@ -177,14 +177,18 @@ def _is_suite(named: str) -> bool:
 
 
 def _judge(session: Session, models: Sequence[str], on: EvaluationSamples, as_json: bool) -> None:
-    """Print the verdict on models of a suite."""
-    from featcal.figures.verdict.measure import diagnose_model, repair_of, verdict_json
+    """Print the verdict on models of a suite, every line as soon as it is known."""
+    from featcal.figures.verdict.measure import judge_stepwise, repair_of, verdict_json
 
-    found = {one: diagnose_model(session, one, on, repair_of(session, one), bar()) for one in models}
-    for name, verdict in found.items() if not as_json else ():
-        if len(found) > 1:
-            print_message(f"{'' if name == models[0] else chr(10)}{name}:")
-        for line in verdict.lines:
-            print_message(line)
+    documents = []
+    for number, name in enumerate(models):
+        if len(models) > 1 and not as_json:
+            print_message(f"{chr(10) if number else ''}{name}:")
+        said = 0
+        for verdict in judge_stepwise(session, name, on, repair_of(session, name), bar()):
+            for line in () if as_json else verdict.lines[said:]:
+                print_message(line)
+            said = len(verdict.lines)
+        documents.append(verdict_json(session, name, on, verdict))
     if as_json:
-        print_models_json([verdict_json(session, name, on, one) for name, one in found.items()])
+        print_models_json(documents)

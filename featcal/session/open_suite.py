@@ -172,10 +172,14 @@ class OpenSuite:
         key = (split, config.samples, config.augment, config.seed, config.batch_size, config.precision)
         # Of all tasks, so that a calibration on some finds the passes of one on all.
         family, of_all = ensure_family(self.family, precision=config.precision), replace(config, tasks=None)
+
+        def make() -> Mapping[str, ExpertPass]:
+            # Passes that nothing keeps are walked once, and would only hold memory.
+            room = WalkCache.from_device(family.compute.device) if self._passes.budget else None
+            return expert_passes(family, of_all, room, split)
+
         with self._lock:
-            return self._passes.get_or_make(
-                key, lambda: expert_passes(family, of_all, WalkCache.from_device(family.compute.device), split)
-            )
+            return self._passes.get_or_make(key, make)
 
     def measured_passes(self, view: EvaluationSamples, drawn: Mapping[str, Samples]) -> Mapping[str, ExpertPass]:
         """Return the pass of every expert over the samples of a measurement.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,11 @@ from featcal.figures.verdict import sentences
 from featcal.figures.verdict.findings import Findings, LayerFinding
 from featcal.figures.verdict.measure import diagnose_model, examine, repair_of
 from featcal.figures.verdict.sentences import Verdict, judge_numbers
+from featcal.session.fits import Fits
 from featcal.session.session import Session
 from featcal.suite.schema import load_suite
 from featcal.suite.views import DriftOptions, EvaluationSamples
+from featcal.system.errors import NumericalError
 
 
 def between(a: float, b: float, low: float, high: float, p: float = 0.0) -> Difference:
@@ -325,6 +328,8 @@ def test_sentences_are_the_measured_numbers(tiny_session: Session) -> None:
     verdict = judge_numbers(steps[-1])
     assert [one.whole for one in steps] == [False, False, True]
     assert [one.final is not None for one in steps] == [False, True, True]
+    for before, after in pairwise(judge_numbers(one).lines for one in steps):  # a command prints them one by one
+        assert after[: len(before)] == before
     assert_measured(tiny_session, on, verdict)
     if tiny_session.is_text:  # their samples are tokens without answers
         assert "There are no scores" in verdict.lines[0]
@@ -363,6 +368,18 @@ def test_what_is_wrong_is_said_of_the_embedded_suite() -> None:
     assert healthy.next == sentences.NOTHING
 
 
+def test_what_is_known_is_printed_before_the_calibration(
+    run: Run, tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise NumericalError("no trustworthy solution")
+
+    monkeypatch.setattr(Fits, "record", fail)
+    code, out, err = run("diagnose", tiny_suite_file, "--eval-samples", "4")
+    assert (code, out.count("Final features differ"), out.count("Calibrating")) == (1, 1, 0)
+    assert "no trustworthy solution" in err
+
+
 def test_a_command_prints_the_lines(run: Run, tiny_suite_file: Path) -> None:
     asked = ("diagnose", tiny_suite_file, "--eval-samples", "4")
     code, out, _ = run(*asked)
@@ -374,6 +391,7 @@ def test_a_command_prints_the_lines(run: Run, tiny_suite_file: Path) -> None:
     assert [one["model"] for one in several] == ["merged", "base"]
     assert several[0]["sentences"] == verdict.to_json()["sentences"]
     assert (several[0]["split"], several[0]["samples"], several[0]["next"]) == ("validation", 4, verdict.next)
+    assert "base" not in {one["about"] for one in several[1]["sentences"]}  # nothing is to be said of base and base
     code, _, err = run(*asked, "--out", "report.html")
     assert code == 2
     assert "leave out --base, --expert" in err

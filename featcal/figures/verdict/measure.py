@@ -32,7 +32,20 @@ def diagnose_model(
     repair: ModelId | None = None,
     progress: Progress = silent,
 ) -> Verdict:
-    """Measure a model and return the verdict.
+    """Measure a model and return the verdict; parameters and errors are those of `judge_stepwise`."""
+    *_, verdict = judge_stepwise(session, model, on, repair, progress)
+    return verdict
+
+
+def judge_stepwise(
+    session: Session,
+    model: ModelId = MERGED,
+    on: EvaluationSamples = EvaluationSamples(),  # noqa: B008 - frozen
+    repair: ModelId | None = None,
+    progress: Progress = silent,
+) -> Iterator[Verdict]:
+    """Yield the verdict on a model as far as it is measured: scores and drift before the calibration, which takes as
+    long again. Every verdict begins with the lines of the one before.
 
     Args:
         repair: the calibrated model to compare with; None leaves calibration out.
@@ -41,10 +54,9 @@ def diagnose_model(
         InputError, NumericalError: as `Measurements.drift`; for a suite without answers the verdict says that there are
             no scores.
     """
-    # First what takes longest, because scores of classes then need no walk of their own.
+    # First the drift, because scores of classes then need no walk of their own.
     session.measure.drift(model, attribution_options(on), progress)
-    *_, found = examine(session, model, on, repair, progress)
-    return judge_numbers(found)
+    yield from map(judge_numbers, examine(session, model, on, repair, progress))
 
 
 def verdict_json(session: Session, name: str, on: EvaluationSamples, verdict: Verdict) -> dict[str, Any]:
@@ -114,7 +126,8 @@ def _score(session: Session, one: ModelRef, on: EvaluationSamples, found: Findin
     if not session.family.is_base_known:
         return scored
     base = session.measure.answer_scores(BASE, on, progress)
-    return replace(scored, gained=compare_scores(base, own), taught=compare_scores(base, experts))
+    gained = None if one.key == session.resolve(BASE).key else compare_scores(base, own)
+    return replace(scored, gained=gained, taught=compare_scores(base, experts))
 
 
 def _repair(
