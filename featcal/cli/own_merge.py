@@ -51,10 +51,7 @@ class DiagnosisOrder:
         named = [] if self.base is None else ["--base", self.base]
         named += [word for task, one in self.experts.items() for word in ("--expert", f"{task}={one}")]
         named += [word for task, one in self.data.items() for word in ("--data", f"{task}={one}")]
-        options = {"--eval-samples": "samples", "--split": "split", "--seed": "seed"}
-        usual = type(on)()
-        drawn = {flag: value for flag, name in options.items() if (value := getattr(on, name)) != getattr(usual, name)}
-        named += [word for flag, value in drawn.items() for word in (flag, str(value))]
+        named += [] if on == type(on)() else on.flags()
         words = ["featcal", "diagnose", self.model, *named, "--out", str(self.file.with_suffix(".html"))]
         return shlex.join(words) if self.out is None and self.suite is None else ""
 

@@ -184,11 +184,11 @@ def _judge(session: Session, models: Sequence[str], on: EvaluationSamples, as_js
     for number, name in enumerate(models):
         if len(models) > 1 and not as_json:
             print_message(f"{chr(10) if number else ''}{name}:")
-        said = 0
+        printed_lines = 0
         for verdict in judge_stepwise(session, name, on, repair_of(session, name), bar()):
-            for line in () if as_json else verdict.lines[said:]:
+            for line in () if as_json else verdict.lines[printed_lines:]:
                 print_message(line)
-            said = len(verdict.lines)
+            printed_lines = len(verdict.lines)
         documents.append(verdict_json(session, name, on, verdict))
     if as_json:
         print_models_json(documents)

@@ -28,6 +28,15 @@ class EvaluationSamples:
     seed: int = 42
     """Together with the task's name it decides which samples are drawn."""
 
+    def flags(self) -> list[str]:
+        """Return the options of the command line that draw these samples.
+
+        >>> EvaluationSamples(16, "test").flags()
+        ['--eval-samples', '16', '--split', 'test', '--seed', '42']
+        """
+        given = {"--eval-samples": self.samples, "--split": self.split, "--seed": self.seed}
+        return [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+
 
 @dataclass(frozen=True)
 class DriftOptions(EvaluationSamples):

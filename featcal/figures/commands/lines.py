@@ -45,21 +45,18 @@ def python_lines(measured: ChartSource) -> str:
 
 
 def _command(measured: ChartSource, *models: str) -> str:
-    kind, on = measured.kind, measured.on
+    kind = measured.kind
     named = [word for model in models for word in ("--model", model)]
     parts = ["featcal", *kind.command.split(), measured.suite, *named, *kind.flags]
     parts += [] if measured.tokens == "all" else ["--tokens", measured.tokens]
     parts += ["--sublayers"] if measured.sublayers else []
     parts += [] if measured.sample is None else ["--sample", str(measured.sample)]
-    options = {"eval-samples": on.samples, "split": on.split, "seed": on.seed}
-    if kind.command == "study features":
-        options = {"task": measured.task, "layer": measured.layer, **options}
-    if measured.what == "tokens":
-        options = {"layer": measured.layer, **options}
-    if kind.command == "study conditioning":
-        options = {}  # a calibration's name says its own samples
-    for name, given in options.items():
-        parts += [] if given is None else [f"--{name}", str(given)]
+    if kind.command == "study features" and measured.task is not None:
+        parts += ["--task", measured.task]
+    if measured.layer is not None and (kind.command == "study features" or measured.what == "tokens"):
+        parts += ["--layer", measured.layer]
+    # Of the inputs of maps the calibration's own name says the samples.
+    parts += [] if kind.command == "study conditioning" else measured.on.flags()
     return shlex.join([*parts, "--json"])
 
 

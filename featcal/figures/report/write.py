@@ -80,9 +80,7 @@ def report_line(reference: str, names: Sequence[str], on: EvaluationSamples) -> 
     'featcal report clip-mini --model merged --eval-samples 16 --seed 42 --out report.html'
     """
     models = [word for name in names for word in ("--model", name)]
-    split = [] if on.split is None else ["--split", on.split]
-    drawn = ["--eval-samples", str(on.samples), *split, "--seed", str(on.seed)]
-    return shlex.join(["featcal", "report", reference, *models, *drawn, "--out", "report.html"])
+    return shlex.join(["featcal", "report", reference, *models, *on.flags(), "--out", "report.html"])
 
 
 def free(out: Path, *more: Path) -> Path | None:
