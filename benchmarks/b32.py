@@ -61,7 +61,7 @@ def one(suite: Path, shape: families.ClipShape, options: argparse.Namespace) -> 
     run = _run("stage.py", suite, options, "--peaks", "--recipe", options.recipe)
     informed = options.recipe == INFORMED and not options.again  # a session keeps its priors
     flops = roofline.clip_flops(shape, options.tasks, options.samples, informed=informed)
-    ideal = roofline.ideal_seconds(flops, run.document["peaks"], options.precision)
+    ideal = roofline.ideal_seconds(flops, run.document["peaks"], options.precision, run.document["lam"])
     return {
         "shape": asdict(shape),
         "tasks": options.tasks,

@@ -15,12 +15,6 @@ if TYPE_CHECKING:
 
 SIDE = {"cpu": 3072, "cuda": 8192}
 """Side of the largest square products that are timed."""
-DTYPES = {
-    "exact": dict.fromkeys(("expert_forward", "student_forward", "moments", "prior"), "float32") | {"solve": "float64"},
-    "fast": dict.fromkeys(("expert_forward", "student_forward", "moments"), "bfloat16")
-    | dict.fromkeys(("prior", "solve"), "float32"),
-}
-"""The dtype of every part by precision."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +73,20 @@ def count_flops(shape: ClipShape | LlamaShape, tasks: int, samples: int, length:
     )
 
 
-def ideal_seconds(flops: Flops, peaks: Mapping[str, float], precision: str) -> float:
+def ideal_seconds(flops: Flops, peaks: Mapping[str, float], precision: str, lam: float) -> float:
     """Seconds if every part ran at the measured peak (operations per second by dtype) of its dtype."""
-    return math.fsum(count / peaks[DTYPES[precision][part]] for part, count in asdict(flops).items())
+    import torch
+
+    from featcal.calibration.precision import product_dtype, solve_dtype
+    from featcal.models.compute import DTYPES
+    from featcal.suite.calibration_options import CalibrationConfig
+
+    features = DTYPES[precision]
+    products = product_dtype(features, CalibrationConfig(lam=lam))
+    dtypes = {"moments": products, "solve": solve_dtype(products), "prior": torch.float32}
+    return math.fsum(
+        count / peaks[str(dtypes.get(part, features)).removeprefix("torch.")] for part, count in asdict(flops).items()
+    )
 
 
 def gemm_peaks(device: str) -> dict[str, float]:

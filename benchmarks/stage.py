@@ -53,7 +53,7 @@ def main(prepare: Callable[[Family, CalibrationConfig, str], Work], description:
     family = with_heads(family) if options.decisions else family
     work = again_after(family, config) if options.again else prepare(family, config, device)
     (tensors, seconds), cost = measure.timed(work, device)
-    document = {"by_stage": seconds, **cost, "threads": torch.get_num_threads(), "device": device}
+    document = {"by_stage": seconds, **cost, "lam": config.lam, "threads": torch.get_num_threads(), "device": device}
     if options.weights:
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, options.weights)
     if options.peaks:

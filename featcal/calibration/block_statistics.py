@@ -24,6 +24,7 @@ from featcal.calibration.routed_group import routed_groups, router_groups, routi
 from featcal.calibration.token_rows import Named, TaskRows, TokenRows
 from featcal.formats.weights import Weights
 from featcal.models.adapter import Block, Stage
+from featcal.models.compute import DTYPES
 from featcal.models.lane import BlockStep, ExpertPass
 from featcal.models.linear_maps import KINDS, widths
 from featcal.suite.calibration_options import NUMBERS, CalibrationConfig
@@ -261,7 +262,7 @@ def _counting_options(config: CalibrationConfig) -> dict[str, object]:
     biases are always collected.
     """
     options = {name: value for name, value in asdict(config).items() if name not in ("lam", "rho", "biases")}
-    return {**options, "products": product_dtype(torch.float32, config)}
+    return {**options, "products": product_dtype(DTYPES[config.precision], config)}
 
 
 def linear_groups(stage: Stage, index: int, inputs: Named) -> list[LinearGroup]:

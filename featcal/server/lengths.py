@@ -14,6 +14,7 @@ from featcal.calibration.config import resolve_options
 from featcal.calibration.precision import product_dtype
 from featcal.evaluation.evaluate import BATCH_SIZE
 from featcal.figures.verdict.measure import repair_of
+from featcal.models.compute import DTYPES
 from featcal.preflight.estimates import calibration_seconds, estimate, scoring_seconds
 from featcal.preflight.samples import DrawSize
 from featcal.session.model_ref import ModelId, ModelRef
@@ -73,7 +74,7 @@ def seconds_to_calibrate(session: Session, config: CalibrationConfig) -> float:
 
     parts = tuple(getattr(config, name) for name in PARTIAL)
     counted = config.samples, config.augment, config.batch_size
-    alike = *counted, config.precision, product_dtype(torch.float32, config), bool(config.decisions), parts
+    alike = *counted, config.precision, product_dtype(DTYPES[config.precision], config), bool(config.decisions), parts
     return session.get_or_make(_CALIBRATING, alike, make)
 
 

@@ -58,6 +58,7 @@ def test_rows_that_do_not_count_are_never_read() -> None:
         (torch.float32, 1e-5, (torch.float64, torch.float64, torch.float64)),
         (torch.float64, 0.05, (torch.float64, torch.float64, torch.float64)),
         (torch.bfloat16, 0.05, (torch.bfloat16, torch.float32, torch.float32)),
+        (torch.bfloat16, 1e-3, (torch.float32, torch.float32, torch.float64)),  # of "refined" and "informed"
         (torch.bfloat16, 1e-5, (torch.float32, torch.float32, torch.float64)),
     ],
 )

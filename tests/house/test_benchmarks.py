@@ -87,8 +87,9 @@ def test_operations_grow_with_tasks_but_those_of_the_solve() -> None:
 def test_ideal_time_takes_every_part_at_the_peak_of_its_dtype() -> None:
     flops = roofline.Flops(expert_forward=10, student_forward=20, moments=30, solve=40)
     peaks = {"float32": 10.0, "float64": 2.0, "bfloat16": 100.0}
-    assert roofline.ideal_seconds(flops, peaks, "exact") == pytest.approx(1 + 2 + 3 + 20)
-    assert roofline.ideal_seconds(flops, peaks, "fast") == pytest.approx(0.1 + 0.2 + 0.3 + 4)
+    assert roofline.ideal_seconds(flops, peaks, "exact", 0.05) == pytest.approx(1 + 2 + 3 + 20)
+    assert roofline.ideal_seconds(flops, peaks, "fast", 0.05) == pytest.approx(0.1 + 0.2 + 0.3 + 4)
+    assert roofline.ideal_seconds(flops, peaks, "fast", 0.001) == pytest.approx(0.1 + 0.2 + 3 + 20)
 
 
 def test_line_is_exact_on_a_line_and_says_when_there_is_none() -> None:
