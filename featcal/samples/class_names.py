@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from featcal.system.formatting import some
 
@@ -67,6 +68,23 @@ def sort_names(names: Iterable[str]) -> tuple[str, ...]:
     words = sorted(set(names))
     numbers = {name: number for name in words if (number := number_of(name)) is not None}
     return tuple(sorted(words, key=numbers.__getitem__) if len(numbers) == len(words) else words)
+
+
+def find_missing_names(names: Sequence[str], *lists: Sequence[str]) -> tuple[str, ...]:
+    """Return the classes of other lists that a list lacks, each once, sorted by `sort_names`.
+
+    Spelling counts only where a list has two classes that differ in nothing else.
+
+    >>> find_missing_names(("circle", "square"), ("Circle", "Red_cross"), ("red cross",))
+    ('Red_cross',)
+    """
+    every = (names, *lists)
+    key = _key if all(len({_key(name) for name in one}) == len(one) for one in every) else str
+    known, missing = {key(name) for name in names}, dict[Hashable, str]()
+    for name in chain.from_iterable(lists):
+        if key(name) not in known:
+            missing.setdefault(key(name), name)
+    return sort_names(missing.values())
 
 
 def match_names(ours: ClassList, theirs: ClassList) -> Matching:

@@ -20,7 +20,7 @@ from torch import Tensor
 from featcal.formats.sentences import SentenceText
 from featcal.formats.weights import check_finite
 from featcal.samples.arrow import read_parquet, splits_of_files
-from featcal.samples.class_names import ClassList, match_names, sort_names
+from featcal.samples.class_names import ClassList, find_missing_names, match_names, sort_names
 from featcal.samples.conversations import write_turns
 from featcal.samples.corruptions import with_corruption
 from featcal.samples.hub import read_hub, refuse_saved_to_disk
@@ -406,13 +406,13 @@ def open_scored_pool(suite: Suite, task: str, split: str) -> Pool:
     pool = open_pool(source, split, suite.root, label)
     if spec.classes is not None or not pool.counted_names or not isinstance(pool.labels, np.ndarray):
         return pool
-    own, more, notes = pool.class_names or (), set[str](), [*pool.notes]
+    own, others, notes = pool.class_names or (), list[tuple[str, ...]](), [*pool.notes]
     for other in SPLITS[: SPLITS.index(split)]:
         try:
-            more |= set(_counted_names(spec.source(other), other, suite.root))
+            others.append(_counted_names(spec.source(other), other, suite.root))
         except InputError as error:
             notes.append(f"classes of the {other} samples that are in none of these are not counted: {error}")
-    missing = sort_names(more - set(own))
+    missing = find_missing_names(own, *others)
     names = sort_names((*own, *missing))
     labels = np.array([names.index(name) for name in own], dtype=np.int64)[pool.labels]
     if missing:

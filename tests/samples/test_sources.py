@@ -167,6 +167,26 @@ def test_a_split_that_lacks_a_class_counts_the_classes_of_all(own_suite_file: Pa
     assert drawn(file).class_names == ("dog", "fish")
 
 
+@pytest.mark.parametrize("names", [("Cat", "DOG", "gold-fish"), ("cat", "dog", "gold fish")])
+def test_splits_may_spell_their_classes_in_other_ways(
+    own_suite_file: Path, edit_suite: Edit, names: tuple[str, ...]
+) -> None:
+    """Each counted twice, a class of the other spelling took the answers of its twin."""
+    for split, own in (("train", ("cat", "dog", "Gold_Fish", "newt")), ("test", names)):
+        for name in own:
+            write_picture(own_suite_file.parent / split / name / "a.png", 10)
+
+    def change(content: dict[str, Any]) -> None:
+        task = content["tasks"]["pets"]
+        task.pop("classes", None)
+        task.update({split: {"imagefolder": "test" if split == "test" else "train"} for split in SPLITS})
+
+    found = drawn(edit_suite(change))
+    assert found.class_names == (*names, "newt")
+    assert found.labels.tolist() == [0, 1, 2]
+    assert ("no sample is of 'newt'," in found.notes[0], len(found.notes)) == (True, 1)
+
+
 def test_missing_split_and_a_label_without_a_name(edit_suite: Edit) -> None:
     with pytest.raises(InputError, match="has no name, there are 1 classes"):
         drawn(edit_suite(lambda c: c["tasks"]["pets"].update(classes=["cat"])))
