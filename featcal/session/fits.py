@@ -61,7 +61,7 @@ class Fits:
         """
         one = self.suite.resolve(model)
         config, _ = one.require_calibration()
-        return self._calibrate(one, lambda: self.suite.calibration_passes(config), progress)
+        return self._calibrate(one, lambda: self.suite.calibration_passes(config, once=True), progress)
 
     def adopt_calibration(
         self,

@@ -167,15 +167,21 @@ class OpenSuite:
                     self._results.keep((_SPLIT, key), part)
                 yield part
 
-    def calibration_passes(self, config: CalibrationConfig, split: str = "calibration") -> Mapping[str, ExpertPass]:
-        """Return the pass of every expert over its calibration samples under these options."""
+    def calibration_passes(
+        self, config: CalibrationConfig, split: str = "calibration", *, once: bool = False
+    ) -> Mapping[str, ExpertPass]:
+        """Return the pass of every expert over its calibration samples under these options.
+
+        Args:
+            once: the caller walks them a single time, so that they hold nothing for a second one unless a later caller
+                may find them here.
+        """
         key = (split, config.samples, config.augment, config.seed, config.batch_size, config.precision)
         # Of all tasks, so that a calibration on some finds the passes of one on all.
         family, of_all = ensure_family(self.family, precision=config.precision), replace(config, tasks=None)
 
         def make() -> Mapping[str, ExpertPass]:
-            # Passes that nothing keeps are walked once, and would only hold memory.
-            room = WalkCache.from_device(family.compute.device) if self._passes.budget else None
+            room = None if once and not self._passes.budget else WalkCache.from_device(family.compute.device)
             return expert_passes(family, of_all, room, split)
 
         with self._lock:

@@ -355,6 +355,16 @@ def test_a_session_for_one_question_keeps_nothing_of_the_experts(
         assert whole.tasks[task].expert_features.equal(again.tasks[task].expert_features)
 
 
+@pytest.mark.parametrize("method", ["react", "surgery:steps=2", "probsurgery:steps=2", "polished:steps=2", "regmean"])
+def test_methods_that_read_their_samples_twice_work_in_a_session_for_one_question(tiny: Family, method: str) -> None:
+    """As `featcal merge` and `featcal evaluate` open it; a calibration walks its samples once."""
+    name = f"{method}{',' if ':' in method else ':'}samples=4"
+    once, often = (evaluate(Session(tiny, one_shot=one), name, samples=8) for one in (True, False))
+    assert {task: one.value for task, one in once.tasks.items()} == {
+        task: one.value for task, one in often.tasks.items()
+    }
+
+
 def test_a_limit_of_memory_keeps_nothing_of_the_experts_and_changes_no_number(
     tiny: Family, forwards: Callable[[Callable[[], object]], int]
 ) -> None:
