@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from featcal.evaluation.language import METRICS, generate_answers, note_unreachable, right_numbers
+from featcal.evaluation.language import METRICS, generate_answers, note_unreachable, right_numbers, writable_targets
 from featcal.evaluation.scoring_heads import (
     answers_of,
     check_classes,
@@ -190,7 +190,12 @@ def score_model(
         NoScores: labels, answers or a head are missing.
         NumericalError: features that are not finite, which have no largest score.
     """
-    return concat_scores([_score(family, model, part, head, reach) for part in parts])
+    return concat_scores([_note_cuts(_score(family, model, part, head, reach), part) for part in parts])
+
+
+def _note_cuts(found: TaskScore, drawn: Samples) -> TaskScore:
+    note = "some texts are longer than the task's limits and are cut; featcal check counts them and names the limits"
+    return replace(found, notes=(*found.notes, note)) if drawn.truncated else found
 
 
 def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None, reach: Reach) -> TaskScore:
@@ -206,8 +211,9 @@ def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None, 
         with name_problems(f"task '{drawn.task}', {drawn.split} samples"):
             right_numbers(drawn.targets)  # before a model has written all its answers
     predicted = generate_answers(family, model, drawn, task.max_target_length)
-    notes = (*drawn.notes, *note_unreachable(family, drawn, task.max_target_length))
-    return TaskScore(metric, METRICS[metric](predicted, drawn.targets), predicted, drawn.targets, notes)
+    right, notes = (drawn.targets, ()) if metric == "spearman" else writable_targets(family, drawn)
+    notes = (*drawn.notes, *note_unreachable(family, drawn, task.max_target_length), *notes)
+    return TaskScore(metric, METRICS[metric](predicted, right), predicted, right, notes)
 
 
 def accuracy(family: Family, model: Weights, drawn: Samples, head: Head, reach: Reach = reach_features) -> TaskScore:
@@ -267,15 +273,14 @@ def concat_scores(parts: Sequence[TaskScore]) -> TaskScore:
     """Combine the scores of all parts of a split."""
     if len(parts) == 1:
         return parts[0]
-    metric = parts[0].metric
+    metric, notes = parts[0].metric, tuple(dict.fromkeys(note for part in parts for note in part.notes))
     if isinstance(parts[0].predictions, Tensor):
         predictions, labels = (torch.cat([getattr(part, name) for part in parts]) for name in ("predictions", "labels"))
-        return TaskScore(metric, float((predictions == labels).double().mean()), predictions, labels, parts[0].notes)
+        return TaskScore(metric, float((predictions == labels).double().mean()), predictions, labels, notes)
     answered = tuple(text for part in parts for text in part.predictions)
     right = tuple(str(text) for part in parts for text in part.labels)
     # Scored anew: a rank correlation of a whole is not the mean of its parts'.
-    notes = dict.fromkeys(note for part in parts for note in part.notes)
-    return TaskScore(metric, METRICS[metric](answered, right), answered, right, tuple(notes))
+    return TaskScore(metric, METRICS[metric](answered, right), answered, right, notes)
 
 
 def class_names(family: Family, task: str, split: str) -> tuple[str, ...]:

@@ -78,9 +78,8 @@ def generate_answers(family: Family, model: Weights, drawn: Samples, limit: int)
             "generate() would ignore; score it by classes (ClassificationHead)"
         )
     tokenizer, generator = tokenizer_of(family.base_folder), family.generator(task_weights(model, drawn.task))
-    source = family.suite.task(drawn.task).source(drawn.split)
-    closing = _closing_tokens(tokenizer, drawn) if source is not None and source.conversation else frozenset()
-    ends = {"eos_token_id": sorted(generator.ends | closing)} if closing else {}
+    closing = _closing_tokens(tokenizer, drawn) if "completion_mask" in drawn.inputs else frozenset()
+    ends = {} if closing <= generator.ends else {"eos_token_id": sorted(generator.ends | closing)}
     texts: list[str] = []
     batches, places = batches_by_length(drawn, BATCH_SIZE, family.compute.device)
     for batch in batches:
@@ -115,9 +114,28 @@ def note_unreachable(family: Family, drawn: Samples, limit: int) -> tuple[str, .
     )
 
 
+def writable_targets(family: Family, drawn: Samples) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the right answers as the tokenizer writes them, which is how an answer of the very same tokens is read;
+    and a note if some are not as the data set has them: a tokenizer may know no capitals, or no double blanks.
+    """
+    tokenizer, targets = tokenizer_of(family.base_folder), drawn.targets or ()
+    ids = token_ids(tokenizer, list(targets), special=False)
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    # An answer of unknown tokens alone would be read as nothing, which every empty answer equals.
+    written = tuple(text.strip() or target.strip() for text, target in zip(texts, targets, strict=True))
+    differing = [pair for pair in zip(targets, written, strict=True) if pair[0].strip() != pair[1]]
+    if not differing:
+        return written, ()
+    (target, text), *_ = differing
+    return written, (
+        f"the tokenizer does not write all right answers as the data set does ({target!r} becomes {text!r}); answers "
+        "are compared with what it writes",
+    )
+
+
 def _closing_tokens(tokenizer: Any, drawn: Samples) -> frozenset[int]:
-    """Return the special tokens after the last word of right answers: a chat template may end a turn with a token at
-    which the base, made for plain text, does not stop."""
+    """Return the special tokens after the last word of right answers. The base may not stop at them: a chat template
+    ends a turn with a token of its own, and a tokenizer's end token may be another than that of the configuration."""
     special, found = frozenset(tokenizer.all_special_ids), set[int]()
     for ids, counted in zip(drawn.inputs["input_ids"], drawn.inputs["completion_mask"].bool(), strict=True):
         for token in reversed(ids[counted].tolist()):

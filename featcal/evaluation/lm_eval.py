@@ -30,7 +30,7 @@ def run_lm_eval(model: Path, tasks: Sequence[str], arguments: Sequence[str] = ()
 
     Returns:
         `{"tasks": {task: {"metric", "value", "n", "metrics": {…}}}, "average", "lm_eval": {versions, config}}`; the
-        average is that of the tasks whose metric is better when higher, None if there are none.
+        average is that of the tasks whose metric is a share, better when higher; None if there are none.
 
     Raises:
         InputError: the harness is not installed, fails, or writes no results.
@@ -77,8 +77,8 @@ def read_results(file: Path) -> dict[str, Any]:
     # A group stands for its members, if it has a number: some of lm-eval's have none.
     groups = {name: members for name, members in content.get("group_subtasks", {}).items() if name in tasks}
     inside = {name for members in groups.values() for name in members}
-    # A perplexity is no share: it is not averaged with what is better when higher.
-    outer = [entry["value"] for task, entry in tasks.items() if task not in inside | lower]
+    # A perplexity is no share, nor is a score of 0 to 100: neither is averaged with shares.
+    outer = [one["value"] for task, one in tasks.items() if task not in inside | lower and abs(one["value"]) <= 1]
     average = sum(outer) / len(outer) if outer else None
     kept = {name: content[name] for name in ("lm_eval_version", "transformers_version", "config") if name in content}
     return {"tasks": tasks, "average": average, "lm_eval": kept}

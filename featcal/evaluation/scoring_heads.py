@@ -205,7 +205,8 @@ def no_class_names(task: str) -> NoScores:
 
 
 def check_classes(scored: Sequence[str] | None, drawn: Samples) -> None:
-    """Raise InputError if the classes of the labels differ from those of the scores, or are in another order.
+    """Raise InputError if the classes of the labels differ from those of the scores, are in another order, or if there
+    is a single one.
 
     Args:
         scored: names of the classes in the order of the scores; None for scores of tokens.
@@ -213,6 +214,11 @@ def check_classes(scored: Sequence[str] | None, drawn: Samples) -> None:
     if drawn.labels is None or scored is None:
         return
     task = f"task '{drawn.task}'"
+    if len(scored) < 2:
+        raise InputError(
+            f"{task}: {some(scored)} is its only class, and every answer would be right; if its classes are folders in "
+            "it, give that folder as the source"
+        )
     if len(drawn) and int(drawn.labels.max()) >= len(scored):
         raise InputError(f"{task}: label {int(drawn.labels.max())} has no class, the head scores {len(scored)}")
     classes = drawn.classes()

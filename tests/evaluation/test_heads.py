@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from featcal.evaluation.heads import ClassificationHead, CosineHead, LinearHead
+from featcal.evaluation.scoring_heads import check_classes
 from featcal.models.model import Head
+from featcal.samples.sources import Samples
 from featcal.system.errors import InputError
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -88,6 +90,14 @@ def test_classes_have_names_or_numbers() -> None:
     assert ClassificationHead(torch.ones(3, 2)).classes == ("0", "1", "2")
     assert ClassificationHead(torch.ones(2, 2), classes=("no", "yes")).classes == ("no", "yes")
     assert LinearHead(lambda: torch.ones(3, 2)).classes is None
+
+
+def test_a_single_class_is_not_scored() -> None:
+    """One folder too deep, the classes are taken for one class, of which every answer is right."""
+    drawn = Samples("pets", "test", {}, torch.zeros(2, dtype=torch.int64), (0, 1), ("images",), None)
+    with pytest.raises(InputError, match="task 'pets': 'images' is its only class, and every answer would be right"):
+        check_classes(("images",), drawn)
+    check_classes(("images", "others"), drawn)
 
 
 @HEADS

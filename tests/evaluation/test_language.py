@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from clip_config import clip_config
 from tiny_text import ROWS, TASKS, WORDS, text_suite, write_text_suite
 
 from featcal import Family, InputError, Suite, evaluate, load_suite, measure_drift, open_family
-from featcal.evaluation.language import exact_match, first_answers, note_unreachable, spearman
+from featcal.evaluation.language import exact_match, first_answers, note_unreachable, spearman, writable_targets
 from featcal.family.opening import batches_by_length
 from featcal.models.adapter import Call
 from featcal.models.generation import prompt_batch, prompts
@@ -60,12 +61,11 @@ def test_answers_are_the_librarys(family: Family, together: int, monkeypatch: py
         assert scores.tasks[task].metric == "exact_match"
 
 
-@pytest.mark.parametrize("after", ["", "</s>"])
-def test_an_answer_ends_where_the_chat_template_ends_it(tmp_path: Path, after: str) -> None:
-    """A model of known successors writes "No.", closes its turn, for which its base names no end, and goes on."""
+def write_successors(folder: Path, tokenizer: Any) -> None:
+    """Write a model of known successors: after a line break it writes "No." and a token for which its configuration
+    names no end, and goes on."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = write_base(tmp_path, PLAIN + after)
     # "\n" stands at the end of the prompt.
     chain = tokenizer("\nNo.<|im_end|>!\nNo", add_special_tokens=False)["input_ids"]
     size = len(tokenizer)
@@ -82,11 +82,51 @@ def test_an_answer_ends_where_the_chat_template_ends_it(tmp_path: Path, after: s
         model.model.embed_tokens.weight.fill_diagonal_(1.0)
         for token, following in pairwise(chain):
             model.lm_head.weight[following, token] = 1.0
-    model.save_pretrained(tmp_path)
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("after", ["", "</s>"])
+def test_an_answer_ends_where_the_chat_template_ends_it(tmp_path: Path, after: str) -> None:
+    write_successors(tmp_path, write_base(tmp_path, PLAIN + after))
     rows = [{"messages": [{"role": "user", "content": "So?"}, {"role": "assistant", "content": "No."}]}]
     suite = Suite.of(base=str(tmp_path), experts={"t": str(tmp_path)}, merged=str(tmp_path), test={"t": rows})
     found = evaluate(suite, "base").tasks["t"]
     assert (found.predictions, found.labels, found.value) == (("No.",), ("No.",), 1.0)
+
+
+def test_an_answer_ends_where_the_tokenizer_ends_it(tmp_path: Path) -> None:
+    """Scripts of training set the tokenizer's end token and leave the configuration's."""
+    tokenizer = write_base(tmp_path, PLAIN)
+    tokenizer.eos_token = "<|im_end|>"
+    tokenizer.save_pretrained(tmp_path)
+    write_successors(tmp_path, tokenizer)
+    rows = [{"input": "So?\n", "target": "No."}]
+    suite = Suite.of(base=str(tmp_path), experts={"t": str(tmp_path)}, merged=str(tmp_path), test={"t": rows})
+    found = evaluate(suite, "base").tasks["t"]
+    assert (found.predictions, found.labels, found.value) == (("No.",), ("No.",), 1.0)
+
+
+def test_answers_are_compared_as_the_tokenizer_writes_them() -> None:
+    """That of t5-mini knows no capitals, so that an expert that gives the very tokens of "Positive" was never right."""
+    family = open_family(load_suite("t5-mini"), "cpu")
+    drawn = family.samples("sentiment", "test", 3, 42)
+    assert writable_targets(family, drawn) == (drawn.targets, ())
+    capital = replace(drawn, targets=tuple(f" {text.capitalize()}" for text in drawn.targets or ()))
+    written, (note,) = writable_targets(family, capital)
+    assert written == drawn.targets
+    first = (capital.targets or ())[0]
+    assert f"({first!r} becomes {written[0]!r})" in note
+    nothing = replace(drawn, targets=("☃", "", "yes"))
+    assert writable_targets(family, nothing)[0][0] == "☃"
+
+
+def test_texts_that_are_cut_are_said_beside_the_score(tmp_path: Path) -> None:
+    file = text_suite(tmp_path, "llama")
+    assert not evaluate(load_suite(file), "base", samples=2).notes
+    suite = load_suite(file)
+    tasks = {task: one.model_copy(update={"max_length": 2}) for task, one in suite.tasks.items()}
+    found = evaluate(suite.model_copy(update={"tasks": tasks}), "base", samples=2)
+    assert all("longer than the task's limits and are cut" in " ".join(found.tasks[task].notes) for task in TASKS)
 
 
 def test_right_answers_longer_than_a_model_may_write_are_said(tmp_path: Path) -> None:

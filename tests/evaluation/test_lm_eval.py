@@ -51,6 +51,7 @@ def test_the_number_of_samples_is_no_metric_and_a_perplexity_no_share(tmp_path: 
     results = {
         "cola": {"name": "cola", "alias": "cola", "sample_len": 1043, "mcc,none": 0.31},
         "wikitext": {"alias": "wikitext", "sample_len": 62, "word_perplexity,none": 37.4},
+        "squadv2": {"alias": "squadv2", "f1,none": 76.2},  # of 100
     }
     better = {"cola": {"mcc": True}, "wikitext": {"word_perplexity": False}}
     file = tmp_path / "results.json"
