@@ -308,7 +308,7 @@ def solve_kernel(kernel: Float[Tensor, "n n"], wanted: Float[Tensor, " n"]) -> K
     Raises:
         NumericalError: the kernel is 0, or not finite.
     """
-    mean, eye = kernel.diagonal().mean(), torch.eye(len(kernel)).to(kernel)
+    mean, eye, total = kernel.diagonal().mean(), torch.eye(len(kernel)).to(kernel), wanted.square().sum()
     if not (bool(mean > 0) and all_finite(kernel)):
         raise NumericalError("margin-step: no margin depends on a map, or gradients are not finite")
 
@@ -316,7 +316,8 @@ def solve_kernel(kernel: Float[Tensor, "n n"], wanted: Float[Tensor, " n"]) -> K
         inverse = torch.linalg.inv(kernel + ridge * mean * eye)
         coefficients = inverse @ wanted
         errors = coefficients / inverse.diagonal()
-        return KernelSolution(coefficients, ridge, 1 - float(errors.square().sum() / wanted.square().sum()))
+        # Where every margin is already the expert's, there is nothing to explain.
+        return KernelSolution(coefficients, ridge, 1 - float(errors.square().sum() / total) if total > 0 else 0.0)
 
     return max(map(solve, RIDGES), key=lambda one: one.r2)
 

@@ -100,7 +100,7 @@ def drift_command(
     )
     # Margins are read off the score drift (Eq. 44).
     measured["output"] = measured["output"] or margins
-    documents = [_measure_drift(session, model, more, shown, bar(), **measured) for model in models]
+    documents = [_measure_drift(session, model, more, shown, bar(), **measured) | {"model": model} for model in models]
     columns = ["layer", "relative_drift", "drift", "mismatch", "propagation"]
     columns += ["share"] if measured["attribution"] else []
     # Tables come after all models were measured, so a failure leaves no half output.

@@ -94,7 +94,7 @@ def evaluate_command(
     say_notes({"notes": dict.fromkeys(note for scores in named.values() for note in scores.notes)})
     documents = []
     for model, scores in named.items():
-        documents.append(scores.to_json())
+        documents.append(scores.to_json() | {"model": model})  # as it was asked for: labels leave options out
         if answers:
             for task, one in scores.tasks.items():
                 documents[-1]["tasks"][task]["answers"] = one.answers()

@@ -127,7 +127,9 @@ class OutputFolder:
 
     def _check_continued(self, run: dict[str, Any] | None, resume: bool) -> None:
         if not resume:
-            raise InputError(f"{self.partial} is left from an interrupted run; continue it with --resume or remove it")
+            # Only a calibration continues; what has no identity is written anew.
+            further = "remove it or choose another folder" if run is None else "continue it with --resume or remove it"
+            raise InputError(f"{self.partial} is left from an interrupted run; {further}")
         try:
             before = json.loads(self._identity.read_text(encoding="utf-8")) if self._identity.is_file() else None
         except ValueError as error:

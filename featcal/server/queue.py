@@ -144,7 +144,8 @@ class Queue:
         return found[0] if found else None
 
     def get(self, identity: int) -> Job | None:
-        found = self._read("SELECT * FROM jobs WHERE id = ?", identity)
+        # Beyond 64 bits SQLite takes no number.
+        found = self._read("SELECT * FROM jobs WHERE id = ?", identity) if abs(identity) < 2**63 else []
         return found[0] if found else None
 
     def jobs(self) -> list[Job]:

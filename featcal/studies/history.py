@@ -260,10 +260,12 @@ class History(Records):
         """Return the names of the files in a folder, without those being written."""
         try:
             return sorted(name for name in os.listdir(place) if not name.startswith("."))
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return []
         except OSError as error:
-            self.tell(f"{place} cannot be read: {error.strerror}; its runs are not listed")
+            # What could not be written there has been told, and why.
+            if not (isinstance(error, NotADirectoryError) and self.problems):
+                self.tell(f"{place} cannot be read: {error.strerror}; its runs are not listed")
             return []
 
     def _home(self, run_id: str) -> Path:

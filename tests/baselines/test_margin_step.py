@@ -170,6 +170,8 @@ def test_errors_of_leaving_one_out_are_those_of_leaving_it_out() -> None:
         if r2 > best:
             best, which = r2, ridge
     assert (found.ridge, found.r2) == (which, pytest.approx(best, rel=1e-9))
+    nothing = solve_kernel(kernel, torch.zeros_like(wanted))  # the model's margins are the experts' already
+    assert (nothing.r2, nothing.coefficients.abs().max()) == (0.0, 0.0)
 
 
 @pytest.mark.slow

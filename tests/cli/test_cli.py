@@ -224,6 +224,11 @@ def test_calibrate_then_use_the_folder_everywhere(run: Run, tiny_suite_file: Pat
     assert beside == {key: value for key, value in made.items() if key != "out"}
     assert document(run("drift", tiny_suite_file, "--model", out, "--json"))["model"] == str(out)
     assert 0 <= document(run("evaluate", tiny_suite_file, "--model", out, "--json"))["average"] <= 1
+    two = [f"calibrated:samples=2,lam={lam}" for lam in (0.1, 10)]
+    for command in ("drift", "evaluate"):
+        asked = [word for name in two for word in ("--model", name)]
+        both = document(run(command, tiny_suite_file, *asked, "--eval-samples", "2", "--json"))["models"]
+        assert [one["model"] for one in both] == two
     recorded = document(run("drift", tiny_suite_file, "--model", out, "--source", "--json"))["sources"]
     assert all(one["excess"] <= 1e-9 for one in recorded if one["source"] == "prefix")
     again = document(run("export", out, "--out", tmp_path / "again", "--json"))
@@ -507,3 +512,16 @@ def test_a_size_that_is_none_is_a_usage_error(run: Run, tiny_suite_file: Path, t
 )
 def test_sizes_are_bytes(size: str, expected: float) -> None:
     assert Size().convert(size, None, None) == expected
+
+
+def test_an_interrupted_calibration_is_not_continued_by_a_merge(
+    run: Run, tiny_suite_file: Path, tmp_path: Path
+) -> None:
+    blocks = tmp_path / "out.partial" / "blocks"
+    blocks.mkdir(parents=True)
+    (blocks / "block.json").write_text("{}")
+    code, _, err = run("merge", tiny_suite_file, "--out", tmp_path / "out")
+    assert code == 1
+    assert "is left from an interrupted run; remove it or choose another folder" in err
+    assert "--resume" not in err
+    assert (blocks / "block.json").exists()

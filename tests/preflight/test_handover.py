@@ -228,6 +228,14 @@ def test_a_record_names_the_base(tmp_path: Path) -> None:
         check_for(data_path("lm-mini", "base"), ["gguf"], "owner/never-fetched")
 
 
+def test_export_without_a_base_says_that_nothing_was_written(folder: Path, tmp_path: Path, run: Run) -> None:
+    for name in ("featcal.json", "README.md"):
+        (folder / name).unlink(missing_ok=True)
+    code, _, err = run("export", folder, "--for", "vllm", "--out", tmp_path / "out")
+    assert (code, (tmp_path / "out").exists()) == (1, False)
+    assert "nothing was written: what vllm needs is copied from beside the base's weights" in err
+
+
 def test_export_adds_what_the_base_has(
     folder: Path, base: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

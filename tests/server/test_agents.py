@@ -430,6 +430,8 @@ def test_a_result_that_is_not_there_is_refused(start: Serve, monkeypatch: pytest
         ("inspect_model", {"path": "tiny"}, "name the folder of a model"),
         ("job", {"id": 7}, "there is no job 7; the last ones are none"),
         ("job", {"id": 7, "action": "cancel"}, "there is no job 7"),
+        ("job", {"id": 10**30}, "there is no job 1000"),
+        ("suggest", {"suite": "clip-mini", "minutes": -1}, "minutes is -1; it is above 0"),
         ("read_report", {"run": "7"}, "there is no job 7"),
         ("read_report", {"run": "tiny/suite.yaml"}, "give the number of a job"),
         ("read_report", {"run": "tiny/base/config.json", "section": "nothing"}, "there is none of this name"),

@@ -191,6 +191,14 @@ def test_a_record_under_another_name_is_not_believed(tmp_path: Path) -> None:
     assert ["another run" in problem for problem in history.problems] == [True]
 
 
+def test_a_file_in_the_place_of_the_folder_is_said(tmp_path: Path) -> None:
+    """An empty list would look as if nothing had ever been measured."""
+    (tmp_path / "runs").write_text("")
+    history = History(tmp_path / "runs")
+    assert (history.runs(), len(history.problems)) == ([], 1)
+    assert "Not a directory; its runs are not listed" in history.problems[0]
+
+
 def test_a_folder_that_cannot_be_written_is_said_and_no_failure(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     history = History(tmp_path / "file" / "runs")

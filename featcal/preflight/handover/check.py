@@ -102,7 +102,10 @@ def complete_folder(
     require_model(path)
     found = find_base(path, base)
     if found.folder is None and "ollama" not in targets:
-        raise InputError(*found.notes)
+        raise InputError(
+            f"nothing was written: what {', '.join(targets)} needs is copied from beside the base's weights, and "
+            f"{'; '.join(found.notes)}"
+        )
     added = {} if found.folder is None else missing_files(Folder(path), found.folder)
     if "ollama" in targets:
         added[MODELFILE] = write_modelfile(Folder(path, added), ".", _name(out)).encode()

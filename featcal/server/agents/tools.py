@@ -166,6 +166,8 @@ class Tools:
         from featcal.studies.selection.choose import FEWEST
         from featcal.suite.command_lines import select_line
 
+        if not minutes > 0:
+            raise InputError(f"minutes is {minutes:g}; it is above 0")
         session = self._open(suite)
         samples = lengths.samples_to_select(session, 60 * minutes)
         config = config_asked(session.family, samples=samples or FEWEST)
