@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from featcal.authoring.columns import Reads, columns_of_hub, columns_of_table, source_options
-from featcal.samples.arrow import read_parquet
+from featcal.samples.arrow import SPLIT_NAMES, read_parquet
 from featcal.samples.hub import refuse_saved_to_disk
 from featcal.samples.pictures import imagefolder
 from featcal.samples.table import ColumnTable, read_jsonl
@@ -24,12 +24,6 @@ from featcal.system.yaml_files import parse_yaml
 
 T = TypeVar("T")
 
-NAMES = {
-    "calibration": ("calibration", "train", "training"),
-    "validation": ("validation", "val", "valid", "dev"),
-    "test": ("test",),
-}
-"""Other names for the splits of a suite."""
 _JSON = tuple(ending for ending, kind in ENDINGS.items() if kind == "jsonl")
 
 
@@ -162,9 +156,8 @@ def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Rea
     found = _find_splits(lambda name: _find_below(folder, name))
     if not found:
         if any(folder.glob("*.jsonl*")) and not (folder / "metadata.jsonl").is_file():
-            raise InputError(
-                f"samples: {folder} has .jsonl files, none of them called {', '.join(NAMES['calibration'])}; name one"
-            )
+            called = ", ".join(SPLIT_NAMES["calibration"])
+            raise InputError(f"samples: {folder} has .jsonl files, none of them called {called}; name one")
         imagefolder(folder, given.get("label"))
         note = f"{folder}: a folder of pictures, one sub-folder per class"
         return _with_warning({"calibration": _pictures(folder, root, given)}, (note,), (), str(folder))
@@ -235,7 +228,8 @@ def _guess_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
 def _find_splits(find: Callable[[str], T | None]) -> dict[str, T]:
     """Return, for every split that exists, the result of `find` for the first of its names."""
     places = {
-        split: next((one for name in names if (one := find(name)) is not None), None) for split, names in NAMES.items()
+        split: next((one for name in names if (one := find(name)) is not None), None)
+        for split, names in SPLIT_NAMES.items()
     }
     return {split: one for split, one in places.items() if one is not None}
 
@@ -249,7 +243,7 @@ def _note_renamed(found: Mapping[str, str], where: str) -> tuple[str, ...]:
 def _with_warning(task: Mapping[str, Any], assumed: tuple[str, ...], missing: tuple[str, ...], where: str) -> Guess:
     """Return a guess, with a line about splits that were not found."""
     if "calibration" not in task:
-        called = ", ".join(NAMES["calibration"])
+        called = ", ".join(SPLIT_NAMES["calibration"])
         missing = (*missing, f"{where}: which samples are for calibration; no split is called {called}")
     elif len(task) == 1:
         assumed = (*assumed, f"{where}: all of it is for calibration; there is no validation and no test split")

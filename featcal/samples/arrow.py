@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-SPLIT_NAMES = ("train", "calibration", "validation", "valid", "val", "dev", "test")
-"""Names that files and folders of splits have."""
+SPLIT_NAMES = {
+    "calibration": ("calibration", "train", "training"),
+    "validation": ("validation", "val", "valid", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+"""Names that files, folders and rows of a suite's splits have; `datasets` takes the same ones for the same split."""
+_BETWEEN = r"[-._ 0-9]"
+"""What stands between the words of a file's name, as `datasets` has it."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,8 @@ def read_parquet(path: Path, split: str | None) -> tuple[ArrowTable, bool]:
     """Return the table of a parquet file or a folder of them, and whether its files belong only to `split`.
 
     In a folder the Hub's names decide: the files of split "test" are `test.parquet`, `test-*.parquet` or lie in
-    `test/`. If no file has such a name, all files are read.
+    `test/`. Without any of these they have the split as a word in their name or in that of a folder, as
+    `test_0.parquet` and `data-test.parquet`. If no file has such a name, all files are read.
 
     Raises:
         InputError: there are no parquet files, or they cannot be read or have different columns.
@@ -120,14 +128,15 @@ def read_parquet(path: Path, split: str | None) -> tuple[ArrowTable, bool]:
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise InputError(f"{path} has no .parquet files")
-    named = [file for file in files if path.is_dir() and split is not None and _belongs(file.relative_to(path), split)]
+    named = [] if split is None else _files_of_split(path, files, split)
     return _parquet_table(path, named or files), bool(named)
 
 
 def splits_of_files(path: Path) -> list[str]:
     """Return the splits that the names of a folder's parquet files tell apart."""
-    files = [file.relative_to(path) for file in path.rglob("*.parquet")] if path.is_dir() else []
-    return [split for split in SPLIT_NAMES if any(_belongs(file, split) for file in files)]
+    files = list(path.rglob("*.parquet")) if path.is_dir() else []
+    names = (name for names in SPLIT_NAMES.values() for name in names)
+    return [name for name in names if _files_of_split(path, files, name)]
 
 
 def picture_cells(path: Path, column: str) -> list[Any]:
@@ -165,8 +174,26 @@ def _name_column(group: Any, column: str, text: bool) -> str | None:
     return None if counted is not None and counted.null_count == 0 else f"{column}.path"
 
 
-def _belongs(file: Path, split: str) -> bool:
-    return file.stem == split or file.stem.startswith(f"{split}-") or split in file.parts[:-1]
+def _files_of_split(folder: Path, files: Sequence[Path], split: str) -> list[Path]:
+    """Return the files of a folder that their names give to a split; of a file that is given itself none."""
+    if not folder.is_dir():
+        return []
+    # The plain name comes first: beside `train-*` the files `train_extra-*` are a split of their own on the Hub. A
+    # folder comes last, and only for files without a split in their name: `train_and_test/test_0` is of "test" alone.
+    ways: tuple[Callable[[Path], bool], ...] = (
+        lambda name: name.stem == split or name.stem.startswith(f"{split}-") or split in name.parts[:-1],
+        lambda name: _has_word(name.stem, split),
+        lambda name: (
+            any(_has_word(part, split) for part in name.parts[:-1])
+            and not any(_has_word(name.stem, one) for names in SPLIT_NAMES.values() for one in names)
+        ),
+    )
+    named = ([file for file in files if belongs(file.relative_to(folder))] for belongs in ways)
+    return next(filter(None, named), [])
+
+
+def _has_word(name: str, word: str) -> bool:
+    return re.search(rf"(?:^|{_BETWEEN}){re.escape(word)}(?:$|{_BETWEEN})", name, re.IGNORECASE) is not None
 
 
 def _parquet_table(path: Path, files: Sequence[Path]) -> ArrowTable:

@@ -165,7 +165,8 @@ def _list_subfolders(folder: Path) -> _Files:
 def _refuse_splits(folder: Path, pictures: Mapping[str, Sequence[Path]]) -> None:
     """Raise InputError if the sub-folders are splits, each with a folder per class, and no classes."""
     splits = [name for name, files in pictures.items() if files]
-    if splits and all(name.lower() in SPLIT_NAMES for name in splits):
+    known = {name for names in SPLIT_NAMES.values() for name in names}
+    if splits and all(name.lower() in known for name in splits):
         beneath = (file for name in splits for file in pictures[name])
         if all(len(file.relative_to(folder).parts) > 2 for file in beneath):
             raise InputError(

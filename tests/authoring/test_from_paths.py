@@ -279,6 +279,26 @@ def test_parquet_as_the_hub_lays_it_out(here: Path) -> None:
     assert "rte: the answers are the names of classes in column 'label', 'no', 'yes'" in found.assumed
 
 
+@pytest.mark.parametrize("name", ["{}_0", "data-{}", "{}0", "part.{}", "my-{}-data/0", "train_and_test/{}_0"])
+def test_a_split_is_a_word_of_the_name_of_a_parquet_file(here: Path, name: str) -> None:
+    """As `datasets` reads such a folder; rows of the test split never get into calibration."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for split, names in {"train": ["Training", "train"], "eval": ["eval"]}.items():
+        for rows, called in enumerate(names, start=1):
+            file = here / "d" / f"{name.format(called)}.parquet"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.table({"text": [f"{split} {called}"] * rows, "answer": ["a"] * rows}), file)
+    found = guess("d", here)
+    assert {split: source["split"] for split, source in found.task.items()} == {"calibration": "train", "test": "eval"}
+    assert "d: 'eval' is the suite's test split" in found.assumed
+    suite = {"name": "s", "base": "b", "merged": "m", "tasks": {"t": {"expert": "e", **found.task}}}
+    for split, text in (("calibration", "train train\n"), ("test", "eval eval\n")):
+        drawn = preview_samples(suite_from_dict(suite, here), "t", split, None, 0)
+        assert set(drawn.texts or ()) == {text}
+
+
 def test_one_file_is_all_for_calibration(here: Path) -> None:
     jsonl(here / "a.jsonl", {"prompt": "x", "label": 1})
     found = guess("a.jsonl", here)

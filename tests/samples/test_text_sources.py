@@ -165,6 +165,10 @@ def test_shards_in_a_folder(tmp_path: Path) -> None:
         "film",
     ]
     assert len(read(tmp_path, parquet="hub", input="{text}")) == 4
+    # On the Hub these are a split of their own.
+    write_parquet(tmp_path / "hub" / "data" / "test_hard-00000-of-00001.parquet", ROWS[:1])
+    assert len(read(tmp_path, parquet="hub", split="test", input="{text}")) == 2
+    assert len(read(tmp_path, parquet="hub", split="test_hard", input="{text}")) == 1
     write_parquet(tmp_path / "own" / "a.parquet", ROWS[1:])
     assert [text for text, _ in read(tmp_path, parquet="own", split="train", input="{text}")] == ["bad film"]
     write_parquet(tmp_path / "own" / "b.parquet", [{"other": 1}])
