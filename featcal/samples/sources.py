@@ -220,8 +220,20 @@ def _draw_pictures(
     else:
         assert pool.images is not None
         images = _Pictures(pool.images, indices)
-        pixels = torch.cat([preparation.pixels(some) for some in decode_in_parts(images)])
+        pixels = _join_parts([preparation.pixels(some) for some in decode_in_parts(images)])
     return Samples(*name, {"pixel_values": pixels}, None, indices, None, images)
+
+
+def _join_parts(parts: Sequence[Tensor]) -> Tensor:
+    """Return all pixels as one tensor; raise InputError where the image processor left pictures of several sizes."""
+    sizes = list(dict.fromkeys(tuple(part.shape[1:]) for part in parts))
+    if len(sizes) > 1:
+        listed = some([str(list(size)) for size in sizes])
+        raise InputError(
+            "pictures: the base's image processor cannot make one batch of them, for it leaves them of shapes "
+            f"{listed}; crop or resize the pictures to one size, or have the processor do so (do_resize, do_center_crop)"
+        )
+    return torch.cat(list(parts))
 
 
 def _draw_text(

@@ -473,6 +473,19 @@ def test_pixels_are_made_in_parts_and_pictures_read_again(
     assert np.array_equal(parts.images[-1], content["test_x"][-1])
 
 
+def test_pictures_of_several_sizes_in_a_row_make_no_batch(own_suite_file: Path, edit_suite: Edit) -> None:
+    """The processor leaves sizes as they are, so that every part that is decoded at once has one of its own."""
+    for name, width in (("a", SIDE), ("b", SIDE + 4)):
+        for number in range(4):
+            file = own_suite_file.parent / "pictures" / name / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (width, SIDE)).save(file)
+    file = edit_suite(lambda c: c["tasks"]["pets"].update(test={"imagefolder": "pictures"}, classes=["a", "b"]))
+    message = rf"leaves them of shapes .*\[3, {SIDE}, {SIDE}\].*\[3, {SIDE}, {SIDE + 4}\].*; crop or resize"
+    with pytest.raises(InputError, match=f"task 'pets', test samples: .*{message}"):
+        drawn(file)
+
+
 def test_a_layout_may_make_its_own_pixels(own_suite_file: Path, edit_suite: Edit) -> None:
     content = write_arrays(own_suite_file.parent / "x.npz")
     suite = load_suite(edit_suite(lambda c: c["tasks"]["pets"].update(test={"arrays": "x.npz"}, classes=["a", "b"])))
