@@ -153,9 +153,9 @@ def _texts(table: ColumnTable, source: Source, rows: Rows) -> Pool:
                 raise InputError(f"{table.place(place)}: {error}") from error
         return examples
 
-    labels, names, counted = _labels(table, label_column(source, table.columns), rows, source.label is not None)
     images = None if source.image is None else _images(table, source.image, rows)
-    return Pool(len(rows), labels, names, images, texts=texts, counted_names=counted)
+    pool = Pool(len(rows), None, None, images, texts=texts)
+    return _with_labels(pool, table, label_column(source, table.columns), rows, source.label is not None)
 
 
 def _conversations(table: ColumnTable, columns: Sequence[str], rows: Rows) -> Pool:
@@ -198,9 +198,8 @@ def _not_empty(example: TextExample) -> TextExample:
 
 
 def _pictures(table: ColumnTable, source: Source, rows: Rows) -> Pool:
-    images = _images(table, source.image or "image", rows)
-    labels, names, counted = _labels(table, label_column(source, table.columns), rows, source.label is not None)
-    return Pool(len(rows), labels, names, images, counted_names=counted)
+    pool = Pool(len(rows), None, None, _images(table, source.image or "image", rows))
+    return _with_labels(pool, table, label_column(source, table.columns), rows, source.label is not None)
 
 
 def _images(table: ColumnTable, column: str, rows: Rows) -> Callable[[Sequence[int]], list[Image]]:
@@ -216,31 +215,48 @@ def _images(table: ColumnTable, column: str, rows: Rows) -> Callable[[Sequence[i
     return images
 
 
-def _labels(
-    table: ColumnTable, column: str | None, rows: Rows, named: bool
-) -> tuple[NDArray[np.int64] | FetchedLabels | None, tuple[str, ...] | None, bool]:
-    """Return class indices of some rows, the names of the classes, and whether the names were only sorted; nothing
-    without a column.
+def _with_labels(pool: Pool, table: ColumnTable, column: str | None, rows: Rows, named: bool) -> Pool:
+    """Return a pool with the class indices of some rows and the names of the classes; as it is without a column.
 
     Args:
-        named: whether the source names the column; if not, one without a single label is none.
+        named: whether the source names the column; if not, one without a single label is none, and one that holds
+            something else than labels only gets a note, because calibration needs no labels.
     """
     if column is None:
-        return None, None, False
+        return pool
     if isinstance(table, ArrowTable) and table.fetch is not None and table.has_numbers(column):
 
         def read(wanted: Sequence[int]) -> NDArray[np.int64]:
             found = table.rows(rows[list(wanted)].tolist(), [column])
             return number_labels([row[column] for row in found], f"column '{column}'")[0]
 
-        return FetchedLabels(read), table.class_names(column), False
+        return replace(pool, labels=FetchedLabels(read), class_names=table.class_names(column))
     every = table.column(column)
     values = [every[row] for row in rows]
-    if not named and all(value is None or value == -1 for value in values):
-        return None, None, False  # the Hub's splits without labels have such a column
+    if not named and are_no_labels(values):
+        return pool  # the Hub's splits without labels have such a column
+    if not named and (kinds := _other_kinds(values)):
+        note = (
+            f"no labels, because column '{column}' holds {kinds}, and labels are whole numbers or class names, one for "
+            "each row; mend it, or name another column with 'label', where samples are to be scored"
+        )
+        return replace(pool, notes=(*pool.notes, note))
     labels, names = number_labels(values, f"column '{column}'")
     # Labels that are words count themselves, whatever names are listed beside them.
-    return labels, names or table.class_names(column), names is not None
+    known = names or table.class_names(column)
+    return replace(pool, labels=labels, class_names=known, counted_names=names is not None)
+
+
+def are_no_labels(values: Sequence[Any]) -> bool:
+    """Say whether a column has no label at all: null or -1 in every row, as the Hub's splits without labels have it."""
+    # A cell may be an array, which compares cell by cell.
+    return all(value is None or (isinstance(value, int | float) and value == -1) for value in values)
+
+
+def _other_kinds(values: Sequence[Any]) -> str:
+    """Return the kinds of values that are neither all whole numbers nor all text; "" for labels."""
+    kinds = {type(value) for value in values}
+    return "" if kinds <= {int, bool} or kinds == {str} else ", ".join(sorted(kind.__name__ for kind in kinds))
 
 
 def number_labels(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
@@ -249,18 +265,16 @@ def number_labels(values: Sequence[Any], what: str) -> tuple[NDArray[np.int64], 
     Raises:
         InputError: labels of another type, or of several.
     """
-    kinds = {type(value) for value in values}
-    if kinds <= {int, bool}:
+    if kinds := _other_kinds(values):
+        raise InputError(f"{what} holds {kinds}; labels are whole numbers or class names, one for each row")
+    if not any(isinstance(value, str) for value in values):
         if any(abs(value) > MOST_LABEL for value in values):
             raise InputError(f"{what} holds a number beyond {MOST_LABEL}; labels count classes from 0")
         return np.array(values, dtype=np.int64), None
-    if kinds == {str}:
-        names = sort_names(values)
-        _refuse_spellings(names, what)
-        places = {name: place for place, name in enumerate(names)}
-        return np.array([places[value] for value in values], dtype=np.int64), names
-    found = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise InputError(f"{what} holds {found}; labels are whole numbers or class names, one for each row")
+    names = sort_names(values)
+    _refuse_spellings(names, what)
+    places = {name: place for place, name in enumerate(names)}
+    return np.array([places[value] for value in values], dtype=np.int64), names
 
 
 def _refuse_spellings(names: Sequence[str], what: str) -> None:

@@ -231,7 +231,7 @@ def _join_parts(parts: Sequence[Tensor]) -> Tensor:
         listed = some([str(list(size)) for size in sizes])
         raise InputError(
             "pictures: the base's image processor cannot make one batch of them, for it leaves them of shapes "
-            f"{listed}; crop or resize the pictures to one size, or have the processor do so (do_resize, do_center_crop)"
+            f"{listed}; crop or resize the pictures to one size, or let the processor (do_resize, do_center_crop)"
         )
     return torch.cat(list(parts))
 

@@ -18,12 +18,13 @@ from safetensors.torch import load_file, save_file
 from suite_edits import Edit
 from tiny_clip import SIDE, clip_inputs
 
+from featcal import evaluate
 from featcal.formats.located_model import PicturePreprocessing
 from featcal.samples import pool
 from featcal.samples.prepare import Preparation
 from featcal.samples.sources import draw_samples, open_pool, pick_indices
 from featcal.suite.schema import SPLITS, Source, load_suite
-from featcal.system.errors import InputError
+from featcal.system.errors import InputError, NoScores
 
 
 def opened(root: Path, **source: Any) -> Any:
@@ -361,8 +362,9 @@ def test_pictures_in_parquet(tmp_path: Path, labels: list[Any], names: list[str]
         ([0, 1], {"image": "picture"}, "needs the column 'picture', which is not there (columns: image, label, fine)"),
         ([0, 1], {"label": "lable"}, "Did you mean 'label'?"),
         ([0, -1], {}, "label -1 is negative"),
-        ([0.5, 1.0], {}, "column 'label' holds float"),
-        ([0, None], {}, "column 'label' holds NoneType, int"),
+        ([0.5, 1.0], {"label": "label"}, "column 'label' holds float"),
+        ([0, None], {"label": "label"}, "column 'label' holds NoneType, int"),
+        ([[0], [0, 1]], {"label": "label"}, "column 'label' holds list"),
         ([0, 1], {"image": "fine"}, "row 0: holds a int, expected a picture"),
     ],
 )
@@ -448,6 +450,21 @@ def test_names_of_a_data_set_in_another_order_are_mapped(own_suite_file: Path, e
     write_picture_table(root / "x.parquet", [0, 3], ["fish", "cat", "dog"])
     with pytest.raises(InputError, match="label 3 has no name, there are 3 classes"):
         drawn(file)
+
+
+@pytest.mark.parametrize(
+    ("labels", "kinds"), [([[0], [0, 2]], "list"), ([0, None], "NoneType, int"), ([0.5, 1.0], "float")]
+)
+def test_a_column_that_holds_no_labels_is_none_unless_it_is_asked_for(
+    own_suite_file: Path, edit_suite: Edit, labels: list[Any], kinds: str
+) -> None:
+    """Calibration needs no labels; scores are refused with the reason, and never made of half of them."""
+    write_picture_table(own_suite_file.parent / "x.parquet", labels)
+    seen = drawn(edit_suite(lambda c: c["tasks"]["pets"].update(test={"parquet": "x.parquet"})))
+    assert (len(seen), seen.labels) == (2, None)
+    assert seen.notes[0].startswith(f"no labels, because column 'label' holds {kinds}, and labels are")
+    with pytest.raises(NoScores, match=f"no labels to score against.*column 'label' holds {kinds}"):
+        evaluate(load_suite(own_suite_file), "merged")
 
 
 def test_pictures_that_a_parquet_file_names_lie_beside_it(tmp_path: Path) -> None:
