@@ -4,7 +4,7 @@ Every assumption is reported, and a fact that cannot be known is asked for."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,10 +12,12 @@ from featcal.authoring.columns import Reads, columns_of_hub, columns_of_table, s
 from featcal.samples.arrow import SPLIT_NAMES, read_parquet
 from featcal.samples.hub import refuse_saved_to_disk
 from featcal.samples.pictures import imagefolder
+from featcal.samples.records import are_no_labels
 from featcal.samples.table import ColumnTable, read_jsonl
 from featcal.suite.other_files import refuse_other_files
 from featcal.suite.schema import SPLITS, task_catalogue
 from featcal.suite.source import ENDINGS, SOURCE_KINDS
+from featcal.suite.template import template_fields
 from featcal.system.errors import InputError
 from featcal.system.formatting import did_you_mean, some
 from featcal.system.paths import from_folder, local_path, neighbours
@@ -142,10 +144,17 @@ def _guess_table(
     options, assumed, missing = source_options(columns_of_table(table), given, where, reads)
     if "split" not in table.columns:
         return _with_warning({"calibration": {**source, **options}}, assumed, missing, where)
-    values = set(table.column("split"))
+    names = table.column("split")
+    values = set(names)
     found = _find_splits(lambda name: name if name in values else None)
     task = {split: {**source, "split": name, **options} for split, name in found.items()}
-    return _with_warning(task, (*_note_renamed(found, where), *assumed), missing, where)
+    whole = _with_warning(task, (*_note_renamed(found, where), *assumed), missing, where)
+
+    def labels(split: str, column: str) -> list[Any]:
+        pairs = zip(names, _cells(table, column), strict=True)
+        return [value for name, value in pairs if name == found[split]]
+
+    return _leave_out_unlabelled(whole, labels, where)
 
 
 def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
@@ -164,6 +173,7 @@ def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Rea
     assumed = _note_renamed({split: one.name for split, one in found.items()}, str(folder))
     missing: tuple[str, ...] = ()
     task: dict[str, Any] = {}
+    tables: dict[str, ColumnTable] = {}
     options: Mapping[str, Any] | None = None
     for split, place in found.items():
         if place.is_dir():
@@ -171,13 +181,14 @@ def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Rea
             imagefolder(place, given.get("label"))
             task[split] = _pictures(place, root, given)
             continue
-        kind, table = _table(place)
+        kind, tables[split] = _table(place)
         # Columns are told by the first split; the others are files of the same data set.
         if options is None:
-            options, more, missing = source_options(columns_of_table(table), given, str(place), reads)
+            options, more, missing = source_options(columns_of_table(tables[split]), given, str(place), reads)
             assumed += more
         task[split] = {kind: from_folder(place, root), **options}
-    return _with_warning(task, assumed, missing, str(folder))
+    whole = _with_warning(task, assumed, missing, str(folder))
+    return _leave_out_unlabelled(whole, lambda split, column: _cells(tables.get(split), column), str(folder))
 
 
 def _pictures(folder: Path, root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,7 +209,12 @@ def _guess_parquet(folder: Path, root: Path, given: Mapping[str, Any], reads: Re
         return _guess_table(source, table, given, str(folder), reads)
     options, assumed, missing = source_options(columns_of_table(table), given, str(folder), reads)
     task = {split: {**source, "split": name, **options} for split, name in found.items()}
-    return _with_warning(task, (*_note_renamed(found, str(folder)), *assumed), missing, str(folder))
+    whole = _with_warning(task, (*_note_renamed(found, str(folder)), *assumed), missing, str(folder))
+
+    def labels(split: str, column: str) -> list[Any]:
+        return _cells(read_parquet(folder, found[split])[0], column)
+
+    return _leave_out_unlabelled(whole, labels, str(folder))
 
 
 # ---------------------------------------------------------------------------------------------------- the Hub
@@ -220,6 +236,52 @@ def _guess_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
     options, assumed, missing = source_options(columns, rest, name, reads)
     task = {split: {**source, **place, "split": own, **options} for split, own in found.items()}
     return _with_warning(task, (*_note_renamed(found, name), *assumed), missing, name)
+
+
+# ----------------------------------------------------------------------------------------- splits without labels
+
+
+def _leave_out_unlabelled(whole: Guess, labels: Callable[[str, str], list[Any]], where: str) -> Guess:
+    """Leave out validation and test splits without a single label, as many test splits of the Hub are: nothing could
+    be scored on them.
+
+    Args:
+        labels: returns a column of a split.
+    """
+    without = {
+        split: column for split, source in whole.task.items() if (column := _empty_column(split, source, labels))
+    }
+    notes = tuple(
+        f"{where}: the {split} split is left out, for column '{column}' is -1 or null in all of its rows, so that "
+        "nothing can be scored on it"
+        for split, column in without.items()
+    )
+    kept = {split: source for split, source in whole.task.items() if split not in without}
+    return replace(whole, task=kept, assumed=(*whole.assumed, *notes))
+
+
+def _empty_column(split: str, source: Mapping[str, Any], labels: Callable[[str, str], list[Any]]) -> str | None:
+    """Return the column of right answers of a split if none is there; None otherwise, and for calibration samples,
+    which need none."""
+    if split == "calibration":
+        return None
+    target, label = source.get("target"), source.get("label", "label" if "targets" in source else None)
+    try:
+        columns = template_fields(target) if isinstance(target, str) else (str(label),) if label is not None else ()
+    except ValueError:  # a template of the user, which the suite refuses in its own words
+        return None
+    cells = ((column, labels(split, column)) for column in columns)
+    return next((column for column, values in cells if values and are_no_labels(values)), None)
+
+
+def _cells(table: ColumnTable | None, column: str) -> list[Any]:
+    """Return every value of a column; nothing where there is none, or some rows lack it, which checks tell."""
+    if table is None or column not in table.columns:
+        return []
+    try:
+        return table.column(column)
+    except InputError:
+        return []
 
 
 # ------------------------------------------------------------------------------------------------- what is said

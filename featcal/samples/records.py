@@ -33,6 +33,7 @@ Rows = NDArray[np.int64]
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MOST_LABEL = 2**31 - 1
 """The largest class index."""
+UNLABELLED = "-1 marks rows without a label in test splits of the Hub, which cannot be scored: leave such a split out"
 MOST_PIXELS = 64_000_000
 """Most pixels of one picture: each takes some bytes while it is read, however small the file is."""
 
@@ -139,7 +140,8 @@ def _texts(table: ColumnTable, source: Source, rows: Rows) -> Pool:
         # Lists and mappings cannot be hashed, so looking them up would raise.
         if isinstance(row[label], dict | list) or row[label] not in answers:
             known = ", ".join(map(repr, answers))
-            raise ValueError(f"label {row[label]!r} has no answer in 'targets', which has {known}")
+            hint = f"; {UNLABELLED}" if row[label] == -1 else ""
+            raise ValueError(f"label {row[label]!r} has no answer in 'targets', which has {known}{hint}")
         # Without a pair: those belong to classifiers, which have no answers.
         return TextExample(fill_template(template, row), answers[row[label]])
 

@@ -36,7 +36,7 @@ from featcal.samples.prepare import (
     prepare_text,
     prepare_tokens,
 )
-from featcal.samples.records import MOST_LABEL, note_splits, table_pool
+from featcal.samples.records import MOST_LABEL, UNLABELLED, note_splits, table_pool
 from featcal.samples.table import read_jsonl
 from featcal.samples.tensors import read_tensors, tensors_pool
 from featcal.samples.vary import with_copies
@@ -466,7 +466,8 @@ def open_pool(source: Source, split: str, root: Path, label: str) -> Pool:
 def _check_labels(labels: NDArray[np.integer]) -> None:
     """Raise InputError for labels that are no class indices."""
     if labels.size and labels.min() < 0:
-        raise InputError(f"label {labels.min()} is negative; labels count from 0")
+        hint = f"; {UNLABELLED}" if labels.min() == -1 else ""
+        raise InputError(f"label {labels.min()} is negative; labels count from 0{hint}")
     if labels.size and labels.max() > MOST_LABEL:
         raise InputError(f"label {labels.max()} is beyond {MOST_LABEL}; labels count classes from 0")
 

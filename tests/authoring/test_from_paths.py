@@ -299,6 +299,43 @@ def test_a_split_is_a_word_of_the_name_of_a_parquet_file(here: Path, name: str) 
         assert set(drawn.texts or ()) == {text}
 
 
+@pytest.mark.parametrize("kind", ["a column", "files", "parquet"])
+@pytest.mark.parametrize("nothing", [-1, None])
+def test_splits_without_labels_are_left_out(here: Path, kind: str, nothing: int | None) -> None:
+    """As the test splits of GLUE are; calibration samples need no labels."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = {split: [{"text": "a", "label": one}] * 2 for split, one in (("train", 1), ("dev", 0), ("test", nothing))}
+    (here / "d").mkdir()
+    for split, some in rows.items():
+        if kind == "parquet":
+            pq.write_table(pa.Table.from_pylist(some), here / "d" / f"{split}.parquet")
+        elif kind == "files":
+            jsonl(here / "d" / f"{split}.jsonl", *some)
+    place = jsonl(here / "d.jsonl", *({**row, "split": one} for one in rows for row in rows[one])).name
+    given = {"a column": f"jsonl: {place}", "files": "jsonl: d", "parquet": "parquet: d"}[kind]
+    found = guess(f"{{{given}, targets: ['no', 'yes']}}", here)
+    assert list(found.task) == ["calibration", "validation"]
+    (line,) = (line for line in found.assumed if "left out" in line)
+    assert "the test split is left out, for column 'label' is -1 or null in all of its rows" in line
+    assert not any("all of it is for calibration" in line for line in found.assumed)
+
+
+def test_splits_with_some_labels_are_kept(here: Path) -> None:
+    """Half of the labels is a mistake, which scores refuse in words."""
+    for split, labels in (("train", (-1, -1)), ("test", (1, None))):
+        jsonl(here / "d" / f"{split}.jsonl", *({"text": "a", "label": one} for one in labels))
+    found = guess("{jsonl: d, targets: [n, y]}", here)
+    assert list(found.task) == ["calibration", "test"]
+    text = {"input": "{text}", "target": "{a.b}"}  # refused where the suite is read
+    assert guess(json.dumps({"jsonl": "d", **text}), here).task["test"]["target"] == "{a.b}"
+    suite = {"name": "s", "base": "b", "merged": "m", "tasks": {"t": {"expert": "e", **found.task}}}
+    for split, message in (("test", "label None has no answer"), ("calibration", "label -1 .*leave such a split out")):
+        with pytest.raises(InputError, match=message):
+            preview_samples(suite_from_dict(suite, here), "t", split, None, 0)
+
+
 def test_one_file_is_all_for_calibration(here: Path) -> None:
     jsonl(here / "a.jsonl", {"prompt": "x", "label": 1})
     found = guess("a.jsonl", here)
