@@ -95,8 +95,9 @@ def read_samples(given: Any, columns: Mapping[str, Any], label: str) -> tuple[di
 
     Args:
     given: numpy arrays or tensors (pictures uint8 `[n, H, W, 3]`, prepared ones `[n, 3, H, W]` or token ids `[n, T]`),
-    a mapping of these as tokenizers and processors return it, a data set of `datasets`, a list of texts, pictures,
-    pairs (text or picture, answer or class), or rows; a tuple (samples, labels); a path; or a source as a mapping.
+    a mapping of these as tokenizers and processors return it, a data set of `datasets`, a table of pandas, a list (or
+    column of pandas) of texts, pictures, pairs (text or picture, answer or class), or rows; a tuple (samples, labels);
+    a path; or a source as a mapping.
         columns: options of a source for rows (`COLUMN_OPTIONS`).
         label: name of the samples in messages.
 
@@ -112,6 +113,7 @@ def read_samples(given: Any, columns: Mapping[str, Any], label: str) -> tuple[di
     labels = None
     if isinstance(given, tuple):
         given, labels = _split_labels(given, label)
+    given = _list_values(given)
     if _is_array(given) and not (str(given.dtype).endswith("uint8") and given.ndim == 4):
         named = {} if labels is None else {"labels": _tensor(labels, f"{label}, labels")}
         return _tensor_source({"key": _tensor(given, label), **named}, columns, label)
@@ -172,10 +174,19 @@ def _is_array(given: Any) -> bool:
     return hasattr(given, "ndim") and hasattr(given, "dtype") and hasattr(given, "shape")
 
 
+def _list_values(given: Any) -> Any:
+    """Return rows or values of pandas, and texts of numpy, as a list of Python's own; anything else unchanged."""
+    if hasattr(given, "iloc") and hasattr(given, "notna"):
+        # A missing value is null, not the number NaN, which a template would write as a word.
+        values = given.astype(object).where(given.notna(), None)
+        return values.to_dict("records") if hasattr(given, "columns") else values.tolist()
+    return given.tolist() if isinstance(given, np.ndarray) and given.dtype.kind in "OSTU" else given
+
+
 def _split_labels(given: tuple[Any, ...], label: str) -> tuple[Any, Sequence[Any]]:
     if len(given) != 2 or isinstance(given[1], str) or not hasattr(given[1], "__len__") or not np.ndim(given[1]):
         raise InputError(f"{label}: a tuple is (samples, labels); give a list of samples otherwise")
-    values, labels = given
+    values, labels = given[0], _list_values(given[1])
     if not hasattr(values, "__len__") or len(values) != len(labels):
         raise InputError(f"{label}: there are {len(labels)} labels, which is not one for each sample")
     return values, labels
@@ -208,6 +219,11 @@ def _dataset_rows(given: Any, labels: Sequence[Any] | None, label: str) -> HeldR
         raise InputError(f"{label}: the data set has the splits {some(list(given))}; give one of them")
     if labels is not None:
         raise InputError(f"{label}: a data set has its labels in a column; name it with columns={{'label': …}}")
+    if not hasattr(given, "__len__"):
+        raise InputError(
+            f"{label}: a data set that streams has no number of rows; load it without streaming=True, or give "
+            "list(dataset.take(1000)) of it"
+        )
     # A format such as torch's would turn texts and pictures into tensors.
     plain = given.with_format(None) if hasattr(given, "with_format") else given
     return HeldRows(plain, tuple(given.column_names), dict(given.features or {}), _digest(plain))

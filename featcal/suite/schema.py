@@ -212,8 +212,8 @@ class Suite(Strict):
             merged: a model, or a merge recipe: "ties:scale=0.4,density=0.3", or a mapping as in a suite file.
             samples: task → calibration samples, which need no labels: pictures (a list of Pillow's, uint8 arrays `[n,
                 H, W, 3]`), prepared pictures `[n, 3, H, W]` or token ids `[n, T]` as arrays or tensors, what a
-                tokenizer returned, a data set of `datasets`, a list of texts, of pairs (text, answer) or (picture,
-                class), or of rows, a tuple (samples, labels), a path, or a source as a mapping.
+                tokenizer returned, a data set of `datasets`, a table of pandas, a list of texts, of pairs (text,
+                answer) or (picture, class), or of rows, a tuple (samples, labels), a path, or a source as a mapping.
             test: task → samples to score models on, in the same forms; they need labels or answers.
             classes: task → names of its classes in the order of the labels.
             options: `SuiteOptions`.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -249,9 +250,12 @@ NAMED = ["cat", "fish", "dog", "cat", "dog", "fish"]
         list(zip(PICTURES, CLASSES, strict=True)),
         list(zip(PICTURES, NAMED, strict=True)),
         [{"image": one, "label": label} for one, label in zip(PIXELS, CLASSES, strict=True)],
+        (PIXELS, pd.Series(CLASSES, index=range(5, 11))),
+        (PICTURES, np.array(NAMED)),
+        pd.DataFrame({"image": PICTURES, "label": CLASSES}, index=range(5, 11)),
         TinyDataset({"image": PICTURES, "label": CLASSES}, {"label": ["cat", "dog", "fish"]}),
     ],
-    ids=["array", "tensor", "pillow", "pairs", "names", "rows", "dataset"],
+    ids=["array", "tensor", "pillow", "pairs", "names", "rows", "pandas", "text array", "table", "dataset"],
 )
 def test_pictures_in_any_form(clip: dict[str, Any], given: Any) -> None:
     suite = featcal.Suite.of(**{**clip, "samples": {"pets": given}, "validation": None})
@@ -279,6 +283,9 @@ def test_texts_in_any_form(tmp_path: Path) -> None:
         (TinyDataset({"text": texts, "label": [row["label"] for row in rows]}), columns),
         (pairs, {}),
         (([text for text, _ in pairs], answers), {}),
+        ((np.array([text for text, _ in pairs]), np.array(answers)), {}),
+        (tuple(pd.Series(one, index=range(1, 1 + len(pairs))) for one in zip(*pairs, strict=True)), {}),
+        (pd.DataFrame(rows).set_index("split"), columns),
         ([{"input": text, "target": answer} for text, answer in pairs], {}),
         ([{"text": text, "target": answer} for text, answer in pairs], {}),
     ):
@@ -336,6 +343,12 @@ def test_what_prepares_samples_is_asked_for(clip: dict[str, Any], t5_file: Path)
         InputError, match=r"base: the T5ForConditionalGeneration in memory \(Suite.of .* has no tokenizer"
     ):
         featcal.calibrate(featcal.Suite.of(**texts), FEW)
+
+
+class Streamed:
+    """As `datasets.IterableDataset`: columns, and no number of rows."""
+
+    column_names, features = ["text"], None
 
 
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
@@ -404,6 +417,10 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
         lambda o: {**o, "columns": {"input": "{a}"}},
         r"columns \(input\) apply to rows, but these samples are t",
     ),
+    "streamed": (
+        lambda o: {**o, "samples": {"pets": Streamed()}},
+        "task 'pets', calibration samples: a data set that streams has no number of rows; load it without streaming",
+    ),
     "tools": (lambda o: {**o, "base": "here"}, "tokenizer and processor are for a base in memory; 'here' has its own"),
     "keyword": (
         lambda o: {**o, "sample": o["samples"]},
@@ -429,6 +446,15 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
         r"calibration samples: a tuple is \(samples, labels\)",
     ),
 }
+
+
+def test_a_missing_value_of_pandas_is_no_word(tmp_path: Path) -> None:
+    """As a number it would be the word 'nan'."""
+    given = {**text_objects(text_suite(tmp_path / "suite", "t5-tied")), "test": None}
+    table = pd.DataFrame({"input": ["w1", None], "target": ["yes", "no"]})
+    family = featcal.open_family(featcal.Suite.of(**{**given, "samples": {"left": table}}), "cpu")
+    with pytest.raises(InputError, match=r"sample 1: field 'input' holds nothing \(null\)"):
+        family.samples("left", "calibration", None, 42)
 
 
 @pytest.mark.parametrize("name", WRONG)
