@@ -131,16 +131,21 @@ def class_folders(folder: Path) -> tuple[str, ...]:
     if any((folder / name).is_file() for name in _METADATA) or not folder.is_dir():
         return ()
     endings = _picture_endings()
-    below = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    return tuple(path.name for path in below if any(file.suffix.lower() in endings for file in _walk(path)))
+    return tuple(
+        path.name for path in _sub_folders(folder) if any(file.suffix.lower() in endings for file in _walk(path))
+    )
 
 
 _Files = tuple[list[Path], NDArray[np.int64], tuple[str, ...] | None, tuple[str, ...]]
 """Pictures, labels, names of the classes, and notes."""
 
 
+def _sub_folders(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+
+
 def _list_subfolders(folder: Path) -> _Files:
-    below = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    below = _sub_folders(folder)
     if not below:
         raise InputError(f"{folder} has no sub-folders; make one per class")
     pictures: dict[str, list[Path]] = {path.name: [] for path in below}
@@ -229,11 +234,17 @@ def _list_metadata(folder: Path, label: str | None) -> _Files | None:
         return None
     columns, rows = _metadata(folder / present[0])
     wanted = label or "label"
-    if label is None and wanted not in columns:
-        return None
     missing = [name for name in ("file_name", wanted) if name not in columns]
+    if label is None and wanted in missing:
+        if _sub_folders(folder):
+            return None
+        raise InputError(
+            f"{folder} has no sub-folders, one per class, and {present[0]} in it no {_name_columns(missing)}; it has "
+            f"{some(list(columns), 12)}. Name its columns so, separated by commas in a .csv, or name that of the "
+            "classes with 'label: COLUMN'"
+        )
     if missing:
-        raise InputError(f"{folder / present[0]} has no column '{missing[0]}' (columns: {', '.join(columns)})")
+        raise InputError(f"{folder / present[0]} has no {_name_columns(missing)} (columns: {', '.join(columns)})")
     given = [str(row["file_name"]) for row in rows]
     files = [folder / name for name in given]
     lost = [name for name, file in zip(given, files, strict=True) if not _is_inside(name, file)]
@@ -244,6 +255,10 @@ def _list_metadata(folder: Path, label: str | None) -> _Files | None:
         )
     labels, names = number_labels([row[wanted] for row in rows], f"{folder / present[0]}, column '{wanted}'")
     return files, labels, names, ()
+
+
+def _name_columns(names: Sequence[str]) -> str:
+    return f"column {' and no column '.join(repr(name) for name in names)}"
 
 
 def _is_inside(name: str, file: Path) -> bool:
@@ -266,13 +281,16 @@ def _metadata(file: Path) -> tuple[Sequence[str], Sequence[dict[str, Any]]]:
             columns, rows = list(reader.fieldnames or ()), list[dict[str, Any]](reader)
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"{file} is not a readable CSV file ({error})") from error
+    twice = [name for name, count in Counter(columns).items() if name and count > 1]
+    if twice:
+        raise InputError(f"{file} has {some(twice)} more than once in its first line; give every column its own name")
     uneven = next((number for number, row in enumerate(rows, start=1) if None in row), None)
     if uneven is not None:
         raise InputError(f"{file}, row {uneven} has more cells than the {len(columns)} of the first line")
     for name in columns:
         values = [row[name] for row in rows]
         # A CSV file has no types: a column of digits alone holds class indices.
-        if name != "file_name" and all(value is not None and value.isdecimal() for value in values):
+        if name not in ("", "file_name") and all(value is not None and value.isdecimal() for value in values):
             for row in rows:
                 row[name] = int(row[name])
     return columns, rows

@@ -320,6 +320,21 @@ def test_imagefolder_with_metadata_that_does_not_fit(tmp_path: Path) -> None:
         opened(tmp_path, imagefolder=".")
 
 
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("file_name,label,label\na.png,0,1\n", r"metadata\.csv has 'label' more than once in its first line; give"),
+        ("file_name;label\na.png;0\n", r"no column 'file_name' and no column 'label'; it has 'file_name;label'\. Name"),
+        ("file_name,kind\na.png,0\n", r"no column 'label'; it has 'file_name', 'kind'\. Name its columns so"),
+    ],
+)
+def test_metadata_whose_columns_are_not_those_is_told(tmp_path: Path, lines: str, message: str) -> None:
+    write_picture(tmp_path / "a.png", 5)
+    (tmp_path / "metadata.csv").write_text(lines)
+    with pytest.raises(InputError, match=message):
+        opened(tmp_path, imagefolder=".")
+
+
 def test_metadata_without_labels_leaves_the_folders(tmp_path: Path) -> None:
     write_picture(tmp_path / "cat" / "a.png", 5)
     (tmp_path / "metadata.csv").write_text("file_name,caption\ncat/a.png,my cat\n")
