@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from featcal.samples.table import ColumnTable
 from featcal.suite.source import TURNS
+from featcal.suite.template import template_fields
 from featcal.system.errors import InputError
 from featcal.system.extras import require_packages
 from featcal.system.formatting import shorten, some
@@ -197,6 +198,7 @@ def _text_options(columns: Mapping[str, Column], given: Mapping[str, Any], where
             missing.append(
                 f"{where}: which columns are the input (columns: {some(list(columns), 12)}); say it as "
                 "{…, input: '{COLUMN}'}, or {…, conversation: COLUMN} if one holds the turns of a conversation"
+                f"{_advise_renaming(texts)}"
             )
             return {**found, "input": "{COLUMN}"}, (), tuple(missing)
     if answer is not None and not {"target", "targets"} & given.keys():
@@ -233,6 +235,7 @@ def _classifier_options(
         missing.append(
             f"{where}: which columns are the {'text or texts' if classes else 'two texts'} (columns: "
             f"{some(list(columns), 12)}); say it as {{…, input: '{{COLUMN}}', pair: '{{COLUMN}}'}}"
+            f"{_advise_renaming(texts)}"
         )
     if right is None:
         what = "class of every text; say it as {…, label: COLUMN}" if classes else (
@@ -249,7 +252,21 @@ def _classifier_options(
 
 
 def _read(texts: list[str], answer: str | None) -> tuple[str, ...]:
-    """Choose the columns of the input: known ones, else at most two text columns that are not the answer."""
+    """Choose the columns of the input: known ones, else at most two text columns that are not the answer; none where
+    one of these has a name that no template can hold."""
     free = [name for name in texts if name != answer and name not in _NO_INPUT]
     known = next((names for names in INPUTS if set(names) <= set(free)), None)
-    return known or (tuple(free) if len(free) <= 2 else ())
+    return known or (tuple(free) if len(free) <= 2 and all(map(_fits_template, free)) else ())
+
+
+def _fits_template(name: str) -> bool:
+    try:
+        return template_fields(f"{{{name}}}") == (name,)
+    except ValueError:
+        return False
+
+
+def _advise_renaming(texts: list[str]) -> str:
+    """Return the end of a question for columns, which names those that must be renamed first."""
+    odd = [name for name in texts if not _fits_template(name)]
+    return f". Rename {some(odd)} first: a template takes plain names, without . : ! [ ] {{ }}" if odd else ""

@@ -145,6 +145,12 @@ def _guess_table(
     if "split" not in table.columns:
         return _with_warning({"calibration": {**source, **options}}, assumed, missing, where)
     names = table.column("split")
+    odd = sorted({type(name).__name__ for name in names if isinstance(name, list | dict)})
+    if odd:
+        raise InputError(
+            f"samples: {where}: the column 'split' holds {' and '.join(odd)}, not the name of a split in every row; "
+            "rename it, and all rows are for calibration"
+        )
     values = set(names)
     found = _find_splits(lambda name: name if name in values else None)
     task = {split: {**source, "split": name, **options} for split, name in found.items()}

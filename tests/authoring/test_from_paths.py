@@ -537,6 +537,9 @@ def test_a_data_set_on_the_hub_is_looked_at(here: Path, monkeypatch: pytest.Monk
 
 
 REFUSED = {
+    "listed.jsonl: the column 'split' holds dict and list, not the name of a split in every row; rename it": [
+        "listed.jsonl"
+    ],
     "neither a path here": ["nowhere", "lines/nothing"],
     "a.bin does not show the kind of source": "a.bin",
     "names no kind of source": "{file: a.jsonl}",
@@ -553,6 +556,7 @@ def test_what_cannot_be_told_is_refused(here: Path, given: str, said: str) -> No
     (here / "a.bin").touch()
     (here / "empty").mkdir()
     jsonl(here / "lines" / "mine.jsonl", {"text": "a"})
+    jsonl(here / "listed.jsonl", *({"text": "a", "split": one} for one in (["train"], {"a": 1}, "train")))
     with pytest.raises(InputError, match=said):
         guess(given, here)
 
@@ -563,6 +567,8 @@ def test_what_cannot_be_told_is_refused(here: Path, given: str, said: str) -> No
         ([{"a": "x", "b": "y", "c": "z"}], "which columns are the input"),
         ([{"messages": [{"role": "user"}]}], "which columns are the input"),
         ([{"text": "x", "split": "other"}], "which samples are for calibration"),
+        ([{"text.a": "x", "title": "y", "split": "train"}], ". Rename 'text.a' first: a template takes plain names"),
+        ([{"a:b": "x"}], ". Rename 'a:b' first"),
     ],
 )
 def test_what_is_not_known_is_asked_for(here: Path, rows: list[dict[str, Any]], said: str) -> None:
