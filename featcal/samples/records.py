@@ -33,7 +33,11 @@ Rows = NDArray[np.int64]
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MOST_LABEL = 2**31 - 1
 """The largest class index."""
-UNLABELLED = "-1 marks rows without a label in test splits of the Hub, which cannot be scored: leave such a split out"
+UNLABELLED = (
+    "-1 marks rows without a label in test splits of the Hub, which cannot be scored: leave such a split out, or its "
+    "labels where it is only for calibration"
+)
+"""What a label of -1 means."""
 MOST_PIXELS = 64_000_000
 """Most pixels of one picture: each takes some bytes while it is read, however small the file is."""
 
@@ -242,7 +246,7 @@ def _with_labels(pool: Pool, table: ColumnTable, column: str | None, rows: Rows,
             f"no labels, because column '{column}' holds {kinds}, and labels are whole numbers or class names, one for "
             "each row; mend it, or name another column with 'label', where samples are to be scored"
         )
-        return replace(pool, notes=(*pool.notes, note))
+        return replace(pool, class_names=table.class_names(column), notes=(*pool.notes, note))
     labels, names = number_labels(values, f"column '{column}'")
     # Labels that are words count themselves, whatever names are listed beside them.
     known = names or table.class_names(column)
