@@ -43,11 +43,12 @@ _NO_INPUT = ("split", "id", "idx")
 
 @dataclass(frozen=True)
 class Column:
-    """Kind of a column ("text", "number", "picture", "turns" of a conversation, or "other"), and the classes that its
-    numbers stand for."""
+    """Kind of a column ("text", "number", "picture", "turns" of a conversation, or "other"), the classes that its
+    numbers stand for, and whether these are whole."""
 
     kind: str
     names: tuple[str, ...] | None = None
+    whole: bool = True
 
 
 FoundOptions = tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]
@@ -63,10 +64,11 @@ def columns_of_table(table: ColumnTable) -> dict[str, Column]:
     found = {}
     for name in table.columns:
         try:
-            kind = _kind([row[name] for row in table.rows(wanted, [name])])
+            values = [row[name] for row in table.rows(wanted, [name])]
         except InputError:
-            kind = "other"
-        found[name] = Column(kind, table.class_names(name))
+            values = []
+        whole = not any(isinstance(value, float) for value in values)
+        found[name] = Column(_kind(values), table.class_names(name), whole)
     return found
 
 
@@ -171,7 +173,9 @@ def _picture_options(
     columns: Mapping[str, Column], pictures: list[str], given: Mapping[str, Any], where: str
 ) -> FoundOptions:
     image = next((name for name in PICTURES if name in pictures), pictures[0])
-    label = next((name for name in LABELS if name in columns and columns[name].kind in ("text", "number")), None)
+    known = [name for name in LABELS if name in columns and columns[name].kind in ("text", "number")]
+    # Other numbers count no classes; named as labels, they would stop a calibration, which needs none.
+    label = next((name for name in known if columns[name].whole), None)
     found = {"image": image, **({} if label is None else {"label": label})}
     notes = [f"{where}: pictures are in column '{found['image']}'"]
     notes += [f"{where}: labels are in column '{label}'" if label else f"{where}: no labels, so nothing is scored"]

@@ -500,6 +500,10 @@ def test_pictures_in_parquet_and_arrays(here: Path) -> None:
     pq.write_table(pa.table({"img": [picture], "fine_label": [3], "text": ["a"]}), here / "a.parquet")
     found = guess("a.parquet", here)
     assert found.task == {"calibration": {"parquet": "a.parquet", "image": "img", "label": "fine_label"}}
+    pq.write_table(pa.table({"image": [picture], "label": [0.5]}), here / "b.parquet")
+    found = guess("b.parquet", here)  # a number that counts no classes
+    assert found.task == {"calibration": {"parquet": "b.parquet", "image": "image"}}
+    assert "b.parquet: no labels, so nothing is scored" in found.assumed
     (here / "a.npz").touch()
     assert guess("a.npz", here / "sub").task["test"] == {"arrays": str(here / "a.npz")}
 
