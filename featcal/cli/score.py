@@ -25,7 +25,7 @@ from featcal.cli.terminal import (
 )
 from featcal.suite.methods import ALL
 from featcal.system.errors import InputError
-from featcal.system.formatting import percent, points
+from featcal.system.formatting import p_value, percent, points
 
 if TYPE_CHECKING:
     from featcal.evaluation.evaluate import Scores
@@ -252,7 +252,7 @@ def _comparison(task: str, one: Mapping[str, Any]) -> list[str]:
         str(one["n"]),
         *(percent(one[name]) for name in ("a", "b")),
         *(points(one[name]) for name in ("difference", "low", "high")),
-        "-" if one["p"] is None else f"{one['p']:.2g}",
+        "-" if one["p"] is None else p_value(one["p"]),
         *counts,
         "within noise" if one["within_noise"] else "",
     ]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from featcal.figures.names import label
 from featcal.figures.sample_tables import PerSample, answer_column
 from featcal.figures.theme import COLOUR, apply_theme, colour, label_task_rows, rows_apart, symbol
-from featcal.system.formatting import points
+from featcal.system.formatting import p_value, points
 
 if TYPE_CHECKING:  # charts are there before torch is
     from featcal.evaluation.comparison import Comparison, Difference
@@ -207,7 +207,7 @@ def _points(rows: Mapping[str, Difference], ink: str, noise: bool, mark: str) ->
     up = [100 * (one.high - one.difference) for one in rows.values()]
     down = [100 * (one.difference - one.low) for one in rows.values()]
     intervals = [
-        [label(task), 100 * one.low, 100 * one.high, "–" if one.p is None else f"{one.p:.2g}"]
+        [label(task), 100 * one.low, 100 * one.high, "–" if one.p is None else p_value(one.p)]
         for task, one in rows.items()
     ]
     shape = mark.removesuffix("-open")

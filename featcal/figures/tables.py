@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from featcal.system.formatting import how_many
+from featcal.system.formatting import decimals, how_many
 
 if TYPE_CHECKING:  # the first chart is drawn before torch is there
     from featcal.drift.ledger import DriftLedger, Features
@@ -149,7 +149,7 @@ def describe_ranges(values: Mapping[str, pd.Series], digits: int = 2) -> str:
     """
     known = {model: one.dropna() for model, one in values.items()}
     return "; ".join(
-        f"{model} {one.min():.{digits}f} ({one.idxmin()}) to {one.max():.{digits}f} ({one.idxmax()})"
+        f"{model} {decimals(one.min(), digits)} ({one.idxmin()}) to {decimals(one.max(), digits)} ({one.idxmax()})"
         for model, one in known.items()
         if len(one)
     )

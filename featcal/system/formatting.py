@@ -62,9 +62,20 @@ def percent(share: float) -> str:
     >>> percent(0.6015), percent(0.7005), percent(1 / 16)
     ('60.2', '70.1', '6.3')
     """
-    # 0.6015 is stored as slightly less and would round down; nine digits are exact again for any k / n in use.
-    decimal = Decimal(repr(round(100 * float(share), 9)))
-    return str(decimal.quantize(Decimal("0.1"), ROUND_HALF_UP))
+    return decimals(100 * float(share), 1)
+
+
+def decimals(value: float, digits: int) -> str:
+    """Return a number with so many decimals; halves are rounded away from 0.
+
+    >>> decimals(60.15, 1), decimals(-2.65, 1), decimals(0.0625, 3), decimals(float("inf"), 1)
+    ('60.2', '-2.7', '0.063', 'inf')
+    """
+    if not abs(value) < 1e15:  # more digits than a decimal number of Python's holds, infinite, or no number
+        return f"{value:.{digits}f}"
+    # 60.15 is stored as slightly less and would round down; nine digits are exact again for any 100 k / n in use.
+    decimal = Decimal(repr(round(float(value), 9)))
+    return str(decimal.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
 def points(share: float) -> str:
@@ -75,6 +86,15 @@ def points(share: float) -> str:
     """
     size = percent(abs(share))
     return f"{'-' if share < 0 and size != '0.0' else '+'}{size}"
+
+
+def p_value(p: float) -> str:
+    """Return the p of a test with two significant digits.
+
+    >>> p_value(0.0223), p_value(4.68e-8), p_value(1.0)
+    ('0.022', '4.7e-08', '1')
+    """
+    return f"{p:.2g}"
 
 
 def exactly(value: float) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
@@ -27,6 +28,7 @@ from featcal import cli
 from featcal.evaluation.evaluate import TaskScore
 from featcal.family.opening import Family
 from featcal.figures.report import html, svg
+from featcal.figures.report.content import ReportTable
 from featcal.figures.report.models import name_models
 from featcal.figures.report.samples import MOST, SIDE, pick_thumbnails
 from featcal.figures.report.write import write_report
@@ -36,6 +38,7 @@ from featcal.session.measurements import Measurements
 from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
+from featcal.system.formatting import exactly, p_value
 
 pytestmark = pytest.mark.slow
 
@@ -264,6 +267,33 @@ def test_markdown_names_its_figures(session: Session, tmp_path: Path, monkeypatc
     assert all((tmp_path / name).is_file() for name in said["figures"])
     assert sorted(one.name for one in tmp_path.iterdir()) == ["my report (1)-figures", "my report (1).md"]
     assert re.search(r"^\| average \|( \d+\.\d \|){4} [+-]?−?\d+\.\d \|$", text, re.MULTILINE)
+
+
+def test_differences_are_written_as_by_compare(session: Session, tiny_suite_file: Path, tmp_path: Path) -> None:
+    """Every row: scores, difference, interval, p, counts."""
+    out = tmp_path / "report.md"
+    write_report(session, "tiny", out, models=MODELS, on=EvaluationSamples(4))
+    lines = out.read_text(encoding="utf-8").splitlines()
+    (head,) = (i for i, line in enumerate(lines) if "McNemar p" in line and line.startswith("|"))
+    arguments = ["compare", str(tiny_suite_file), "--model", MODELS[0], "--model", MODELS[1]]
+    said = CliRunner().invoke(cli.featcal_command, arguments, catch_exceptions=False).stdout.splitlines()
+    assert len(said) == 4  # a header, two tasks, the average
+    for shown, printed in zip(lines[head + 2 :], said[1:], strict=False):
+        task, *numbers = shown.strip("| ").split(" | ")
+        row = printed.split()
+        assert [task, *numbers[:6], *numbers[7:]] == [row[0], *row[2:12]]
+        assert (numbers[6] == "True") is printed.rstrip().endswith("within noise")
+
+
+def test_numbers_of_a_table() -> None:
+    """Halves go up, a small p stays a number, what is not defined is a dash, and counts are whole beside it."""
+    frame = pd.DataFrame(
+        {"task": ["t", "ranks"], "a": [58.15, -2.65], "a, %": [0.25, 1], "p": [4.7e-8, None], "fixed": [5, None]}
+    )
+    table = ReportTable("c", frame, digits=1, formats={"p": p_value, "fixed": exactly})
+    assert table.rows == [["t", "58.2", "0.3", "4.7e-08", "5"], ["ranks", "-2.7", "1.0", "–", "–"]]
+    undefined = ReportTable("c", pd.DataFrame({"p": [None, None]}), formats={"p": p_value})
+    assert undefined.rows == [["–"], ["–"]]
 
 
 def test_markdown_without_a_browser_says_what_it_needs(

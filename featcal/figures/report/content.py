@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from featcal.figures.commands import ChartSource
+from featcal.system.formatting import decimals
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,14 @@ class ReportTable:
         frame: a missing number is shown as a dash.
         units: of the columns; "" if their names include them.
         digits: decimals of numbers; a column whose name says "%" has one.
+        formats: of the columns whose numbers are written in another way, by name.
     """
 
     caption: str
     frame: pd.DataFrame
     units: str = ""
     digits: int = 3
+    formats: Mapping[str, Callable[[float], str]] = field(default_factory=dict)
 
     @property
     def header(self) -> list[str]:
@@ -37,17 +40,21 @@ class ReportTable:
 
     @property
     def rows(self) -> list[list[str]]:
-        digits = [1 if "%" in name else self.digits for name in self.header]
+        formats = [self._format(name) for name in self.header]
         return [
-            [_cell(value, places) for value, places in zip(row, digits, strict=True)]
+            [_cell(value, number) for value, number in zip(row, formats, strict=True)]
             for row in self.frame.itertuples(index=False)
         ]
 
+    def _format(self, column: str) -> Callable[[float], str]:
+        digits = 1 if "%" in column else self.digits
+        return self.formats.get(column, lambda value: decimals(value, digits))
 
-def _cell(value: object, digits: int) -> str:
-    if isinstance(value, float):
-        return "–" if value != value else f"{value:.{digits}f}"
-    return str(value)
+
+def _cell(value: object, number: Callable[[float], str]) -> str:
+    if value is None or value != value:
+        return "–"
+    return number(value) if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)

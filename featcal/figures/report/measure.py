@@ -11,7 +11,7 @@ import pandas as pd
 from torch import Tensor
 
 from featcal.drift.ledger import DriftLedger
-from featcal.evaluation.comparison import compare_scores
+from featcal.evaluation.comparison import FLIPS, compare_scores
 from featcal.evaluation.evaluate import Scores
 from featcal.figures import charts, ledger_charts, ledger_tables, sample_tables, tables
 from featcal.figures.cloud_charts import feature_map
@@ -30,7 +30,7 @@ from featcal.studies.history import History
 from featcal.studies.recording import count_looks
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NoScores
-from featcal.system.formatting import how_many
+from featcal.system.formatting import exactly, how_many, p_value, points
 from featcal.system.progress import Progress
 from featcal.system.versions import versions
 
@@ -132,8 +132,9 @@ def _score_parts(
         return
     first, *others = asked.names
     frame, metric = tables.score_table(scores)[["task", *scores]], tables.metric_name(scores)
-    for one in others:
-        frame[tables.difference_column((first, one))] = frame[one] - frame[first]
+    gains = {one: tables.difference_column((first, one)) for one in others}
+    for one, column in gains.items():
+        frame[column] = frame[one] - frame[first]
     split = f"{how_many(one.n for one in scores[first].tasks.values())} {on.split} samples per task"
     drawn = frame.iloc[:-1]
     ranges = tables.describe_ranges({name: drawn.set_index("task")[name] for name in scores}, 1)
@@ -145,7 +146,11 @@ def _score_parts(
         "Scores",
         f"{metric.capitalize()} on {split}. {ends}.",
         (Figure("scores", chart, f"{metric.capitalize()} per task and model: {ranges}"),),
-        (ReportTable("Scores", frame, f"{metric} in %; differences in points", 1),),
+        (
+            ReportTable(
+                "Scores", frame, f"{metric} in %; differences in points", 1, dict.fromkeys(gains.values(), _points)
+            ),
+        ),
         measured=asked.measurement("scores", on, *known, "expert"),
     )
     for one in others:
@@ -175,16 +180,30 @@ def _flip_part(
         "shown; a sample's number is its place in the source."
     )
     title = f"Answers that changed from {first} to {second}"
+    formats = {
+        **dict.fromkeys((tables.difference_column(pair), "from", "to"), _points),
+        "McNemar p": p_value,
+        **dict.fromkeys(FLIPS, exactly),  # pandas holds them as floats if a task has none
+    }
     # `featcal compare` takes exactly two models, however many the report shows.
     measured = replace(asked.measurement("differences", on), models=(asked.names[first], asked.names[second]))
     return ReportSection(
         title,
         sentences,
         (),
-        (ReportTable("Difference and samples whose answer changed", table, "scores in %, differences in points", 1),),
+        (
+            ReportTable(
+                "Difference and samples whose answer changed", table, "scores in %, differences in points", 1, formats
+            ),
+        ),
         thumbnails,
         measured,
     )
+
+
+def _points(difference: float) -> str:
+    """Return a difference of per cents as the command line and the report's sentences write it."""
+    return points(difference / 100)
 
 
 def _drift_parts(asked: ReportOrder, ledgers: Mapping[str, DriftLedger]) -> Iterator[ReportSection]:
