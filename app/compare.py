@@ -207,6 +207,5 @@ def _scores_of_methods(reference: str, suite_hash: str) -> dict[str, float]:
 
 
 def _label(session: Session, texts: list[str]) -> dict[str, ModelRef]:
-    return label_models(
-        (text, on_table.find_calibration(session) if text == CALIBRATED else session.resolve(text)) for text in texts
-    )
+    found = (on_table.find_calibration(session) if text == CALIBRATED else session.resolve(text) for text in texts)
+    return label_models(zip(texts, found, strict=True), session.family)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import wrap
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -106,7 +107,8 @@ OUTPUTS_BY_SCORES = {"prompts": OUTPUTS, "vocabulary": OUTPUTS_OF_TEXT, "own": O
 
 def waterfall(frames: Mapping[str, pd.DataFrame], chosen: str | None) -> go.Figure:
     """Draw contributions of all layers that add up to the final relative drift; one panel per model, one scale."""
-    titles = list(frames) if len(frames) > 1 else None
+    # A calibration's name has its options: in lines, or it runs into the next panel's.
+    titles = ["<br>".join(wrap(model, 90 // len(frames))) for model in frames] if len(frames) > 1 else None
     figure = make_subplots(1, len(frames), shared_yaxes=True, horizontal_spacing=0.03, column_titles=titles)
     lowest = 0.05 * max(float(frame["contribution"].cumsum().max()) for frame in frames.values())
     for column, (model, frame) in enumerate(frames.items(), 1):

@@ -91,6 +91,15 @@ def test_the_chosen_layer_is_marked_with_its_attention_and_mlp() -> None:
     assert (band.x0, band.x1) == (0.5, 2.5)
 
 
+def test_long_names_of_models_stay_above_their_own_panels() -> None:
+    frame = pd.DataFrame({"layer": ["block 0"], **{name: [0.1] for name in ("contribution", "share", "final")}})
+    long = [f"calibrated, paper, {options}" for options in ("λ 0.1", "λ 10 ρ 0.25 α 0.3 n 8 seed 43")]
+    names = ["merged", *(theme.Shown(one, "calibrated") for one in long)]
+    titles = [one.text for one in ledger_charts.waterfall(dict.fromkeys(names, frame), None).layout.annotations]
+    assert [title.replace("<br>", " ") for title in titles] == names
+    assert max(len(line) for title in titles for line in title.split("<br>")) <= 30
+
+
 def test_tasks_with_markup_or_long_names_stay_apart_on_the_axis() -> None:
     tasks = ["<b>a</b> " + "x" * 40 + end for end in ("1", "2")]
     figure = charts.score_dots(pd.DataFrame({"task": tasks, "merged": [1.0, 2.0]}), ["merged"])

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 
 HOSTILE = '<script>alert(1)</script>"><img src=x>'
 MODELS = ("merged", "calibrated:lam=0.1,rho=1.5,samples=6")
-LABELS = ("merged", "calibrated, paper")
+LABELS = ("merged", "calibrated, paper, λ 0.1 ρ 1.5 n 6")
 """What charts call them."""
 
 
@@ -391,12 +391,6 @@ def test_models_that_would_look_alike_are_refused(session: Session, tmp_path: Pa
     three = [f"calibrated:lam={lam}" for lam in (0.1, 0.2, 0.3)]
     with pytest.raises(InputError, match=r"calibrated:lam=0\.1, calibrated:lam=0\.2, calibrated:lam=0\.3 would"):
         write_report(session, "tiny", tmp_path / "report.html", models=three)
-    (whole,) = name_models(["calibrated:lam=0.0001,rho=2.37,alpha=0.3"], session)
-    assert whole == "calibrated, paper"
-    (other,) = name_models(["calibrated:lam=0.0001,rho=2.37,alpha=0.3@ties"], session)
-    assert other == "calibrated, paper, of ties"
-    both = name_models(["calibrated:lam=0.0001,rho=2.37,alpha=0.3", "calibrated:lam=0.1,rho=1,alpha=0.3"], session)
-    assert list(both) == ["calibrated, paper", "calibrated, paper, λ 0.1 ρ 1 α 0.3"]
     two = name_models(["merged", *three[:2], "task-arithmetic:scale=0.2"], session)
     assert [(one.role, one.second) for one in two if isinstance(one, Shown)] == [
         ("merged", False), ("calibrated", False), ("calibrated", True), ("merged", True),
@@ -404,6 +398,41 @@ def test_models_that_would_look_alike_are_refused(session: Session, tmp_path: Pa
     swapped = name_models(["ties", "tsv-m"], session), name_models(["tsv-m", "ties"], session)
     for found in swapped:  # colours stay where models change places
         assert {str(one): one.second for one in found if isinstance(one, Shown)} == {"ties": False, "tsv-m": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "label"),
+    [
+        ("calibrated", "calibrated"),
+        ("calibrated:lam=0.05,rho=2,alpha=0.3", "calibrated, paper"),
+        ("calibrated@ties", "calibrated, paper, of ties"),
+        ("calibrated:lam=10", "calibrated, paper, λ 10"),
+        ("calibrated:lam=0.0001,rho=2.37,alpha=0.3@ties", "calibrated, paper, λ 0.0001 ρ 2.37, of ties"),
+        ("calibrated:lam=1@calibrated:lam=2", "calibrated, paper, λ 1, of calibrated, paper, λ 2"),
+        ("calibrated:samples=8,seed=7", "calibrated, paper, n 8 seed 7"),
+        ("calibrated:biases=false,blocks=block 0,maps=mlp", "calibrated, paper, biases false blocks block 0 maps mlp"),
+        ("calibrated:recipe=informed", "calibrated, informed"),
+        ("calibrated:recipe=informed,beta=0.2,mu=0.3,decisions=0.7", "calibrated, informed, β 0.2 μ 0.3 δ 0.7"),
+    ],
+)
+def test_a_label_names_the_options_that_are_not_the_suites_own(session: Session, model: str, label: str) -> None:
+    assert list(name_models([model], session)) == [label]
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        ("calibrated:lam=0.1", "calibrated:lam=10"),
+        ("calibrated:samples=8", "calibrated:samples=64"),
+        ("calibrated@ties:scale=0.6", "calibrated@ties:scale=0.7"),
+        ("calibrated:rho=1@/" + "a" * 90, "calibrated:rho=1@/" + "a" * 91),  # cut, and equal
+    ],
+)
+def test_no_two_models_have_one_label(session: Session, models: tuple[str, str]) -> None:
+    found, swapped = name_models(models, session), name_models(models[::-1], session)
+    assert len(found) == len(swapped) == 2
+    if not any("(B)" in label for label in found):  # the same label, whichever stands beside it
+        assert found == swapped
 
 
 def samples(count: int, **given: Any) -> Samples:

@@ -6,21 +6,23 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from featcal.calibration.calibrate import config_for
+from featcal.family.opening import Family
 from featcal.figures.names import cut_text, short_model
 from featcal.figures.theme import ROLES, Shown
 from featcal.session.model_names import holds_calibration
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
-from featcal.suite.calibration_options import CalibrationConfig
-from featcal.suite.methods import REFERENCE
+from featcal.suite.calibration_options import OPTIONS, CalibrationConfig
+from featcal.suite.methods import ALL, REFERENCE
 from featcal.suite.name_grammar import model_name
+from featcal.suite.options import format_value
 from featcal.system.errors import InputError
-from featcal.system.formatting import exactly
 
 MOST = 2
 """Most models of one role that charts can distinguish."""
 _LABEL = 36
-"""Most characters of a model's name in a chart."""
+"""Most characters of a model's name in a chart; a calibration's, which has its options, may have twice as many."""
 
 
 def name_models(names: Sequence[str], session: Session) -> dict[str, str]:
@@ -29,7 +31,7 @@ def name_models(names: Sequence[str], session: Session) -> dict[str, str]:
     Raises:
         InputError: more models of one role than charts can distinguish, or an unknown name.
     """
-    found = label_models((name, session.resolve(name)) for name in dict.fromkeys(names))
+    found = label_models(((name, session.resolve(name)) for name in dict.fromkeys(names)), session.family)
     roles = [shown.role for shown in found if isinstance(shown, Shown)]
     for role in roles:
         if roles.count(role) > MOST:
@@ -40,12 +42,13 @@ def name_models(names: Sequence[str], session: Session) -> dict[str, str]:
     return {shown: model.name for shown, model in found.items()}
 
 
-def label_models(named: Iterable[tuple[str, ModelRef]]) -> dict[str, ModelRef]:
+def label_models(named: Iterable[tuple[str, ModelRef]], family: Family) -> dict[str, ModelRef]:
     """Map names in charts (`Shown`) to models. Of two models of a role one is drawn as the second: not the suite's own,
     else the later in the alphabet, so that colours stay when models change places.
 
     Args:
         named: the given name, and its model.
+        family: of the suite whose recommended options a label leaves out.
     """
     found: dict[str, ModelRef] = {}
     everything = [(text, model, find_role(text)) for text, model in named]
@@ -53,9 +56,7 @@ def label_models(named: Iterable[tuple[str, ModelRef]]) -> dict[str, ModelRef]:
         role: min((text != role, text) for text, _, other in everything if other == role) for *_, role in everything
     }
     for text, model, role in everything:
-        label = _label(text, model)
-        if label in found and model.config is not None:  # two calibrations are told apart by their numbers
-            label = cut_text(f"{label}, {_numbers(model.config)}", _LABEL)
+        label = _label(text, model, family)
         # A plain role's name means the suite's own model of that role: nothing else may be called by it.
         while label in found or (label in ROLES and text not in (label, "merged")):
             label += " (B)"
@@ -72,18 +73,25 @@ def find_role(text: str) -> str:
     return "calibrated" if holds_calibration(text) else "merged"
 
 
-def _label(text: str, model: ModelRef) -> str:
+def _label(text: str, model: ModelRef, family: Family) -> str:
     """Return a short name without anything that Markdown or plotly would draw."""
     config, of = model.config, model.of
     if config is not None and of is not None and text != "calibrated":
-        start = "" if of.kind == "merged" else f", of {_label(of.name, of)}"
-        text = f"calibrated, {config.recipe}{start}"
+        start = [] if of.kind == "merged" else [f"of {_label(of.name, of, family)}"]
+        text = ", ".join(["calibrated", config.recipe, *_differences(config, family), *start])
     elif model_name(text).kind == REFERENCE:
         text = Path(text).name or text
     else:
         text = short_model(text)
-    return cut_text(re.sub(r"[^\w .,+()-]+", "-", text), _LABEL)
+    return cut_text(re.sub(r"[^\w .,+()-]+", "-", text), _LABEL if config is None else 2 * _LABEL)
 
 
-def _numbers(config: CalibrationConfig) -> str:
-    return f"λ {exactly(config.lam)} ρ {exactly(config.rho)} α {exactly(config.alpha)}"
+def _differences(config: CalibrationConfig, family: Family) -> list[str]:
+    """Return the options that are not the suite's own for the recipe, as one text; nothing if there are none."""
+    own = config_for(family, recipe=config.recipe)
+    words = [
+        f"{option.symbol or name} {'+'.join(value or (ALL,)) if option.kind is tuple else format_value(value)}"
+        for name, option in OPTIONS.items()
+        if (value := getattr(config, name)) != getattr(own, name)
+    ]
+    return [" ".join(words)] if words else []
