@@ -258,8 +258,8 @@ class CalibrationConfig:
     )
     precision: str = _option(
         "exact", "exact: float32 features and products, float64 solve. fast: bfloat16 features and products, float32 "
-        "solve (below lam 0.02 float32 products and float64 solve); it takes 0.6 to 0.8 of the time, but is slow on "
-        "processors without bfloat16.",
+        "solve, in about 0.6 of the time; below lam 0.02 float32 products and float64 solve, in 0.8 of the time. It is "
+        "slow on processors without bfloat16.",
         choices=PRECISIONS,
     )
 
