@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from featcal.cli.terminal import print_message
+from featcal.system.formatting import some
 from featcal.system.libraries import load_libraries
 from featcal.system.progress import keep_memory
 
@@ -47,9 +48,10 @@ def open_suite_session(suite: str, device: str, *, one_shot: bool = True, max_me
 
 def scored_split(session: Session, split: str | None) -> str:
     """Return the split to score on, the command's or the suite's, and warn on stderr if it flatters the scores."""
+    tasks = session.family.suite.tasks
     chosen = split or session.family.suite.scored_split
     if split is None and chosen == "calibration":
-        print_message(
-            "note: the suite has no test split; calibration samples flatter what was fitted on them", err=True
-        )
+        lacking = [name for name, task in tasks.items() if task.source("test") is None]
+        where = "the suite has no test split" if len(lacking) == len(tasks) else f"no test split of {some(lacking)}"
+        print_message(f"note: {where}; calibration samples flatter what was fitted on them", err=True)
     return chosen

@@ -411,6 +411,16 @@ def test_a_suite_without_a_test_split_is_scored_on_what_it_has(
     assert document(pair)["split"] == scored
 
 
+def test_tasks_without_a_test_split_are_named(run: Run, edit_suite: Edit) -> None:
+    def change(content: dict[str, Any]) -> None:
+        for split in ("validation", "test"):
+            content["tasks"]["pets"].pop(split, None)
+
+    code, _, err = run("evaluate", edit_suite(change), "--eval-samples", 2)
+    assert code == 0
+    assert "note: no test split of 'pets'; calibration samples flatter what was fitted on them" in err
+
+
 @pytest.mark.parametrize("message", ["x" * 20000, "\x1b" * 20000])
 def test_a_message_is_never_longer_than_a_screenful(run: Run, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: str) -> None:
