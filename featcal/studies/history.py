@@ -263,8 +263,8 @@ class History(Records):
         except FileNotFoundError:
             return []
         except OSError as error:
-            # What could not be written there has been told, and why.
-            if not (isinstance(error, NotADirectoryError) and self.problems):
+            # Of a file in the folder's place writing tells; only a list of all runs would be empty without a word.
+            if not isinstance(error, NotADirectoryError) or (place == str(self.folder) and not self.problems):
                 self.tell(f"{place} cannot be read: {error.strerror}; its runs are not listed")
             return []
 
