@@ -37,6 +37,7 @@ def checked(suite: Path, folder: Path, **query: str) -> AppTest:
     return app
 
 
+@pytest.mark.slow
 def test_a_folder_of_mergekit_becomes_the_subject(tiny_suite_file: Path, root: Path) -> None:
     app = checked(tiny_suite_file, plant(root, ""))
     assert healthy(app)

@@ -146,7 +146,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
     return drawn
 
 
-@pytest.mark.parametrize("page", ["verdict", "drift"])
+@pytest.mark.parametrize("page", rows(("verdict", "drift"), quick=["verdict"], slow=["drift"]))
 def test_weights_of_large_models_are_drawn_before_anything_is_measured(
     own_suite_file: Path, pictures: Pictures, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:

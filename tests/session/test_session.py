@@ -355,7 +355,14 @@ def test_a_session_for_one_question_keeps_nothing_of_the_experts(
         assert whole.tasks[task].expert_features.equal(again.tasks[task].expert_features)
 
 
-@pytest.mark.parametrize("method", ["react", "surgery:steps=2", "probsurgery:steps=2", "polished:steps=2", "regmean"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "react",
+        "polished:steps=2",
+        *(pytest.param(f"{one}:steps=2", marks=pytest.mark.slow) for one in ("surgery", "probsurgery")),
+    ],
+)
 def test_methods_that_read_their_samples_twice_work_in_a_session_for_one_question(tiny: Family, method: str) -> None:
     """As `featcal merge` and `featcal evaluate` open it; a calibration walks its samples once."""
     name = f"{method}{',' if ':' in method else ':'}samples=4"

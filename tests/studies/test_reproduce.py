@@ -59,6 +59,7 @@ def test_intervals_are_those_of_scipy() -> None:
     assert reproduce.correlation_interval(0.5, 3) == (-1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_scores_stand_beside_the_printed_ones(tiny: Family, printed: PrintedScores) -> None:
     found = reproduce.reproduce(Session(tiny), plan(seeds=range(42, 48)), printed)
     cells = {(one.model, one.task): one for one in found.cells}

@@ -73,10 +73,10 @@ def _measure(suite: Path, device: str, **options: object) -> dict[str, torch.Ten
     ("card", "kind", "options"),
     [
         ("cuda:0", "clip", {"recipe": "informed", "weigh_tokens": True}),
-        ("mps", "llama", {"recipe": "informed"}),
         *(
             pytest.param(card, kind, options, marks=pytest.mark.slow)
             for card, kind, options in [
+                ("mps", "llama", {"recipe": "informed"}),
                 ("mps", "clip", {"recipe": "informed", "weigh_tokens": True}),
                 ("cuda:0", "llama", {"recipe": "informed"}),
                 ("cuda:0", "clip", {"recipe": "paper"}),
