@@ -33,6 +33,8 @@ import hub_files
 import measure
 import roofline
 
+from featcal.suite.calibration_options import PAPER, recipe_numbers
+
 COMMANDS = ("init", "check", "drift", "calibrate", "evaluate", "diagnose", "compare")
 WORKER = """
 import atexit, json, os, sys
@@ -43,8 +45,6 @@ def write_costs(file=sys.argv[1] + ".io"):
     json.dump(dict(line.split(": ") for line in lines), open(file, "w"))
 """
 """Runs before the worker of `commands.py`, whose functions at the end come first."""
-PAPER_LAM = 0.05
-"""Of CLIP."""
 TABLE = ("wall", "user", "system", "read_bytes", "rchar", "rss", "ideal", "fraction")
 GIB = ("read_bytes", "rchar", "rss")
 
@@ -100,7 +100,8 @@ class Setting:
         reading = read / self.disk if is_cold and command not in ("init", "check") else 0.0
         flops = roofline.clip_flops(self.shape, tasks, self.samples)
         if command == "calibrate":
-            return reading + roofline.ideal_seconds(flops, self.peaks, "exact", PAPER_LAM)
+            lam = recipe_numbers(PAPER, self.samples)["lam"]
+            return reading + roofline.ideal_seconds(flops, self.peaks, "exact", lam)
         # The expert on its features, the model on its own and on the expert's; one model; two of them.
         forwards = {"drift": 3, "evaluate": 1, "compare": 2}.get(command, 0)
         return reading + forwards * flops.expert_forward / self.peaks["float32"]

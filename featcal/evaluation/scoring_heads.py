@@ -190,7 +190,7 @@ def right_answers(family: Family, model: Weights, drawn: Samples) -> Int[Tensor,
     if drawn.second is not None:
         raise NoScores(f"task '{drawn.task}': pairs of texts have no classes; all of them together are scored by rank")
     if drawn.labels is None:
-        why = "".join(f" ({note})" for note in drawn.notes if note.startswith("no labels"))
+        why = f" ({'; '.join(drawn.notes)})" if drawn.notes else ""
         raise NoScores(
             f"task '{drawn.task}', {drawn.split} samples: no labels to score against; name them in the source{why}"
         )

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,9 @@ SPLIT_NAMES = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 """Names that files, folders and rows of a suite's splits have; `datasets` takes the same ones for the same split."""
+EVERY_SPLIT_NAME = tuple(chain.from_iterable(SPLIT_NAMES.values()))
 _BETWEEN = r"[-._ 0-9]"
-"""What stands between the words of a file's name, as `datasets` has it."""
+"""Characters between the words of a file's name, those of `datasets`."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,7 @@ def read_parquet(path: Path, split: str | None) -> tuple[ArrowTable, bool]:
 def splits_of_files(path: Path) -> list[str]:
     """Return the splits that the names of a folder's parquet files tell apart."""
     files = list(path.rglob("*.parquet")) if path.is_dir() else []
-    names = (name for names in SPLIT_NAMES.values() for name in names)
-    return [name for name in names if _files_of_split(path, files, name)]
+    return [name for name in EVERY_SPLIT_NAME if _files_of_split(path, files, name)]
 
 
 def picture_cells(path: Path, column: str) -> list[Any]:
@@ -185,7 +186,7 @@ def _files_of_split(folder: Path, files: Sequence[Path], split: str) -> list[Pat
         lambda name: _has_word(name.stem, split),
         lambda name: (
             any(_has_word(part, split) for part in name.parts[:-1])
-            and not any(_has_word(name.stem, one) for names in SPLIT_NAMES.values() for one in names)
+            and not any(_has_word(name.stem, one) for one in EVERY_SPLIT_NAME)
         ),
     )
     named = ([file for file in files if belongs(file.relative_to(folder))] for belongs in ways)

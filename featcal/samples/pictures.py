@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcal.samples.arrow import SPLIT_NAMES, read_parquet
+from featcal.samples.arrow import EVERY_SPLIT_NAME, read_parquet
 from featcal.samples.class_names import sort_names
 from featcal.samples.pool import Image, Pool
 from featcal.samples.records import number_labels, read_image
@@ -170,8 +170,7 @@ def _list_subfolders(folder: Path) -> _Files:
 def _refuse_splits(folder: Path, pictures: Mapping[str, Sequence[Path]]) -> None:
     """Raise InputError if the sub-folders are splits, each with a folder per class, and no classes."""
     splits = [name for name, files in pictures.items() if files]
-    known = {name for names in SPLIT_NAMES.values() for name in names}
-    if splits and all(name.lower() in known for name in splits):
+    if splits and all(name.lower() in EVERY_SPLIT_NAME for name in splits):
         beneath = (file for name in splits for file in pictures[name])
         if all(len(file.relative_to(folder).parts) > 2 for file in beneath):
             raise InputError(

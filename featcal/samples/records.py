@@ -37,7 +37,7 @@ UNLABELLED = (
     "-1 marks rows without a label in test splits of the Hub, which cannot be scored: leave such a split out, or its "
     "labels where it is only for calibration"
 )
-"""What a label of -1 means."""
+"""Meaning of a label of -1, for messages."""
 MOST_PIXELS = 64_000_000
 """Most pixels of one picture: each takes some bytes while it is read, however small the file is."""
 

@@ -281,7 +281,7 @@ def test_parquet_as_the_hub_lays_it_out(here: Path) -> None:
 
 @pytest.mark.parametrize("name", ["{}_0", "data-{}", "{}0", "part.{}", "my-{}-data/0", "train_and_test/{}_0"])
 def test_a_split_is_a_word_of_the_name_of_a_parquet_file(here: Path, name: str) -> None:
-    """As `datasets` reads such a folder; rows of the test split never get into calibration."""
+    """`datasets` reads such a folder so; rows of the test split never get into calibration."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -302,7 +302,7 @@ def test_a_split_is_a_word_of_the_name_of_a_parquet_file(here: Path, name: str) 
 @pytest.mark.parametrize("kind", ["a column", "files", "parquet"])
 @pytest.mark.parametrize("nothing", [-1, None])
 def test_splits_without_labels_are_left_out(here: Path, kind: str, nothing: int | None) -> None:
-    """As the test splits of GLUE are; calibration samples need no labels."""
+    """Test splits of GLUE are so; calibration samples need no labels."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -206,7 +206,7 @@ def test_the_fewest_directions_count_that_hold_99_of_100(second: float, third: f
 
 
 def test_half_of_the_samples_may_have_no_gradient() -> None:
-    """Of one in ten such Gram matrices float32 finds no eigenvectors, with Intel's library at least."""
+    """Float32 finds no eigenvectors of one in ten such Gram matrices, with Intel's library at least."""
     for seed in range(40):
         drawn = torch.Generator().manual_seed(seed)
         rows = torch.randn(256, 1, generator=drawn) @ torch.randn(1, 128, generator=drawn)

@@ -364,7 +364,7 @@ def test_a_session_for_one_question_keeps_nothing_of_the_experts(
     ],
 )
 def test_methods_that_read_their_samples_twice_work_in_a_session_for_one_question(tiny: Family, method: str) -> None:
-    """As `featcal merge` and `featcal evaluate` open it; a calibration walks its samples once."""
+    """`featcal merge` and `featcal evaluate` open such a session; only a calibration walks its samples once."""
     name = f"{method}{',' if ':' in method else ':'}samples=4"
     once, often = (evaluate(Session(tiny, one_shot=one), name, samples=8) for one in (True, False))
     assert {task: one.value for task, one in once.tasks.items()} == {

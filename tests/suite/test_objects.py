@@ -346,7 +346,7 @@ def test_what_prepares_samples_is_asked_for(clip: dict[str, Any], t5_file: Path)
 
 
 class Streamed:
-    """As `datasets.IterableDataset`: columns, and no number of rows."""
+    """A data set with columns and no number of rows, like `datasets.IterableDataset`."""
 
     column_names, features = ["text"], None
 

@@ -55,7 +55,7 @@ def _command(measured: ChartSource, *models: str) -> str:
         parts += ["--task", measured.task]
     if measured.layer is not None and (kind.command == "study features" or measured.what == "tokens"):
         parts += ["--layer", measured.layer]
-    # Of the inputs of maps the calibration's own name says the samples.
+    # What is measured of a calibration's own samples has them in the calibration's name.
     parts += [] if kind.command == "study conditioning" else measured.on.flags()
     return shlex.join([*parts, "--json"])
 
