@@ -58,6 +58,7 @@ def test_a_folder_of_mergekit_becomes_the_subject(tiny_suite_file: Path, root: P
     assert button(app, "Write the checkpoint")
 
 
+@pytest.mark.slow
 def test_who_checks_a_folder_again_leaves_the_file_of_others_alone(tiny_suite_file: Path, root: Path) -> None:
     """Its texts are as many, whatever number somebody looks at: a file that changed would end their session."""
     folder, stamps = plant(root, ""), []

@@ -216,6 +216,7 @@ def test_moves_are_undone_and_the_last_models_are_a_click_away(tiny_suite_file: 
     assert any(one.value.startswith(f"At their defaults: paper {scores[2.0]}\u00a0%") for one in app.caption)
 
 
+@pytest.mark.slow
 def test_the_recommended_recipe_is_a_click_away(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "calibrate", samples="8", rho="1.5")
     recommended = "Recommended: informed"

@@ -98,6 +98,7 @@ def test_flips_can_be_filtered_and_sorted(tiny_suite_file: Path) -> None:
     assert shown["merged drift"].tolist() == pytest.approx(measured.layers[-1].drift.tolist())
 
 
+@pytest.mark.slow
 def test_picked_samples_show_what_every_model_says(tiny_suite_file: Path) -> None:
     expected = flips_of(tiny_suite_file, TASKS[1])
     flipped = [i for i, flip in enumerate(expected) if flip in FLIPS[:2]]

@@ -233,6 +233,7 @@ def test_adapters_and_the_same_experts_in_full_are_calibrated_alike(
         assert float((found["adapters"][name] - tensor).norm()) <= 1e-4 * float(tensor.norm())
 
 
+@pytest.mark.slow
 def test_priors_stay_with_the_expert_passes_while_options_move(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[Tensor | Factors] = []
     original = Prior.add

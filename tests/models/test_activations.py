@@ -165,7 +165,8 @@ def test_a_limit_that_no_block_fits_into_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out.partial").exists()
 
 
-@pytest.mark.parametrize("recipe", ["paper", pytest.param("informed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["paper", "informed"])
 def test_states_wait_in_memory_where_the_device_is_small(
     recipe: str, tiny_suite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
