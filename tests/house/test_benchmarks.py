@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +92,14 @@ def test_ideal_time_takes_every_part_at_the_peak_of_its_dtype() -> None:
     assert roofline.ideal_seconds(flops, peaks, "exact", 0.05) == pytest.approx(1 + 2 + 3 + 20)
     assert roofline.ideal_seconds(flops, peaks, "fast", 0.05) == pytest.approx(0.1 + 0.2 + 0.3 + 4)
     assert roofline.ideal_seconds(flops, peaks, "fast", 0.001) == pytest.approx(0.1 + 0.2 + 3 + 20)
+
+
+def test_sentences_hide_no_module_of_the_benchmarks() -> None:
+    """The suite of sentences takes a script from beside t5-mini, where another measure.py lies."""
+    importlib.import_module("sentences")
+    found = PathFinder.find_spec("measure")
+    assert found is not None
+    assert found.origin == str(measure.BENCHMARKS / "measure.py")
 
 
 def test_line_is_exact_on_a_line_and_says_when_there_is_none() -> None:
