@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from featcal.authoring.columns import Reads, columns_of_hub, columns_of_table, source_options
 from featcal.samples.arrow import SPLIT_NAMES, read_parquet
 from featcal.samples.hub import refuse_saved_to_disk
-from featcal.samples.pictures import imagefolder
+from featcal.samples.pictures import are_classes, imagefolder
 from featcal.samples.records import are_no_labels
 from featcal.samples.table import ColumnTable, read_jsonl
 from featcal.suite.other_files import refuse_other_files
@@ -169,7 +169,7 @@ def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Rea
     if any(folder.rglob("*.parquet")) and not (folder / "metadata.parquet").is_file():
         return _guess_parquet(folder, root, given, reads)
     found = _find_splits(lambda name: _find_below(folder, name))
-    if not found:
+    if not found or are_classes(folder, found.values()):
         if any(folder.glob("*.jsonl*")) and not (folder / "metadata.jsonl").is_file():
             called = ", ".join(SPLIT_NAMES["calibration"])
             raise InputError(f"samples: {folder} has .jsonl files, none of them called {called}; name one")

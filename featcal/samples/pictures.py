@@ -9,7 +9,7 @@ import tokenize
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,17 @@ def class_folders(folder: Path) -> tuple[str, ...]:
     endings = _picture_endings()
     return tuple(
         path.name for path in _sub_folders(folder) if any(file.suffix.lower() in endings for file in _walk(path))
+    )
+
+
+def are_classes(folder: Path, places: Collection[Path]) -> bool:
+    """Say whether sub-folders that are called like splits are classes: pictures lie in them without folders of classes
+    or metadata, beside folders of pictures that are called otherwise."""
+    every = class_folders(folder)
+    return (
+        any(name.lower() not in EVERY_SPLIT_NAME for name in every)
+        and all(place.name in every and not _sub_folders(place) for place in places)
+        and not any((place / name).is_file() for place in places for name in _METADATA)
     )
 
 

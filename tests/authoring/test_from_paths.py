@@ -246,6 +246,37 @@ def test_paths_are_relative_to_the_suite_where_they_lie_below_it(here: Path) -> 
     }  # fmt: skip
 
 
+def draw_folders(here: Path, *folders: str) -> None:
+    for folder in folders:
+        (here / folder).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(here / folder / "0.png")
+
+
+@pytest.mark.parametrize("classes", [("train", "car", "bus"), ("test", "val", "quiz"), ("eval", "car")])
+def test_a_class_may_be_called_like_a_split(here: Path, classes: tuple[str, ...]) -> None:
+    draw_folders(here, *(f"d/{name}" for name in classes))
+    found = guess("d", here)
+    assert found.task == {"calibration": {"imagefolder": "d"}}
+    suite = {"name": "s", "base": "b", "merged": "m", "tasks": {"t": {"expert": "e", **found.task}}}
+    drawn = preview_samples(suite_from_dict(suite, here), "t", "calibration", None, 0)
+    assert drawn.class_names == tuple(sorted(classes))
+
+
+def test_folders_of_classes_are_splits_by_their_names(here: Path) -> None:
+    """Also where a class in them is called like a split, and beside a folder that is none."""
+    draw_folders(here, *(f"d/{split}/{name}" for split in ("train", "val", "more") for name in ("train", "car")))
+    assert guess("d", here).task == {
+        "calibration": {"imagefolder": "d/train"},
+        "validation": {"imagefolder": "d/val"},
+    }
+    draw_folders(here, "listed/train", "listed/more")
+    (here / "listed/train/metadata.csv").write_text("file_name,label\n0.png,1\n")
+    assert guess("listed", here).task == {"calibration": {"imagefolder": "listed/train"}}
+    draw_folders(here, "flat/train", "flat/val")
+    with pytest.raises(InputError, match=r"train has no sub-folders; make one per class"):
+        guess("flat", here)
+
+
 def test_splits_by_the_names_of_files(here: Path) -> None:
     for name in ("train.jsonl", "dev.jsonl.gz", "test.jsonl"):
         jsonl(here / "d" / name, {"question": "1 + 1", "answer": "2"}, {"question": "2 + 2", "answer": "4"})
