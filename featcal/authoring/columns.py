@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from featcal.samples.table import ColumnTable
@@ -72,10 +74,34 @@ def columns_of_table(table: ColumnTable) -> dict[str, Column]:
     return found
 
 
-def columns_of_hub(
-    repo: str, config: str | None = None, revision: str | None = None
-) -> tuple[list[str], dict[str, Column]]:
-    """Return the names of the splits of a data set on the Hub, and the columns of the first one.
+@dataclass(frozen=True)
+class HubSplits:
+    """The splits of a data set on the Hub, which are read from their first rows on.
+
+    Args:
+        opened: the data set as `datasets` streams it.
+        columns: those of the first split.
+    """
+
+    repo: str
+    opened: Mapping[str, Any]
+    columns: Mapping[str, Column]
+
+    def first_values(self, split: str, column: str) -> list[Any]:
+        """Return a column of the first rows of a split; nothing where the split has no such column.
+
+        Raises:
+            InputError: the Hub does not answer.
+        """
+        if column not in self.columns:
+            return []
+        with _explain_hub(self.repo):
+            rows = self.opened[split].select_columns(column)  # so that no picture is decoded
+            return [row[column] for row in islice(rows, LOOKED_AT)]
+
+
+def open_hub(repo: str, config: str | None = None, revision: str | None = None) -> HubSplits:
+    """Ask for the splits of a data set on the Hub, and for the columns of the first one.
 
     Raises:
         InputError: `datasets` is not installed, or the Hub does not answer; the message says what to write instead.
@@ -83,19 +109,27 @@ def columns_of_hub(
     require_packages("datasets", label=f"data set '{repo}'")
     import datasets
 
-    try:
+    with _explain_hub(repo):
         # Streaming: one row tells the columns, and nothing is kept on the disk.
         opened = datasets.load_dataset(repo, name=config, revision=revision, streaming=True)
-        splits = list(opened)
-        row = next(iter(opened[splits[0]]))
+        first = next(iter(opened.values()))
+        row = next(iter(first))
+    features = first.features or {}
+    return HubSplits(
+        repo, opened, {name: Column(_kind([value]), _classes(features.get(name))) for name, value in row.items()}
+    )
+
+
+@contextmanager
+def _explain_hub(repo: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # of the client, its transport and the format of the data: each has kinds of its own
         reason = shorten(" ".join(str(error).split()), 200)
         raise InputError(
             f"data set '{repo}' cannot be read ({type(error).__name__}: {reason}); write it out: "
             f'\'{{hub: {repo}, split: train, input: "{{question}}", target: "{{answer}}"}}\', or fetch it to a folder'
         ) from error
-    features = opened[splits[0]].features or {}
-    return splits, {name: Column(_kind([value]), _classes(features.get(name))) for name, value in row.items()}
 
 
 def _classes(feature: Any) -> tuple[str, ...] | None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from featcal.authoring.columns import Reads, columns_of_hub, columns_of_table, source_options
-from featcal.samples.arrow import SPLIT_NAMES, read_parquet
+from featcal.authoring.columns import LOOKED_AT, Reads, columns_of_table, open_hub, source_options
+from featcal.samples.arrow import SPLIT_NAMES, read_parquet, splits_of_files
 from featcal.samples.hub import refuse_saved_to_disk
 from featcal.samples.pictures import are_classes, imagefolder
 from featcal.samples.records import are_no_labels
@@ -194,7 +194,11 @@ def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Rea
             assumed += more
         task[split] = {kind: from_folder(place, root), **options}
     whole = _with_warning(task, assumed, missing, str(folder))
-    return _leave_out_unlabelled(whole, lambda split, column: _cells(tables.get(split), column), str(folder))
+
+    def labels(split: str, column: str) -> list[Any]:
+        return _cells(tables[split], column) if split in tables else []
+
+    return _leave_out_unlabelled(whole, labels, str(folder))
 
 
 def _pictures(folder: Path, root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,7 +212,8 @@ def _find_below(folder: Path, name: str) -> Path | None:
 
 def _guess_parquet(folder: Path, root: Path, given: Mapping[str, Any], reads: Reads) -> Guess:
     """Guess from a folder in the Hub's layout: files or their folders are named by split."""
-    found = _find_splits(lambda name: name if read_parquet(folder, name)[1] else None)
+    known = splits_of_files(folder)
+    found = _find_splits(lambda name: name if name in known else None)
     table, _ = read_parquet(folder, next(iter(found.values()), None))
     source = {"parquet": from_folder(folder, root)}
     if not found:
@@ -227,7 +232,7 @@ def _guess_parquet(folder: Path, root: Path, given: Mapping[str, Any], reads: Re
 
 
 def _guess_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
-    """Guess from a data set on the Hub: only names of splits and columns are requested.
+    """Guess from a data set on the Hub: only names of splits and columns are requested, and first rows.
 
     Raises:
         InputError: `datasets` is not installed, or the Hub does not answer or may not be asked (a shared server).
@@ -236,29 +241,37 @@ def _guess_hub(name: str, given: Mapping[str, Any], reads: Reads) -> Guess:
     repo, _, revision = name.partition("@")
     source = {"hub": repo, **({"revision": revision} if revision else {})}
     place = {option: given[option] for option in ("config", "revision") if option in given}
-    splits, columns = columns_of_hub(repo, **{"revision": revision or None, **place})
-    found = _find_splits(lambda one: one if one in splits else None)
+    hub = open_hub(repo, **{"revision": revision or None, **place})
+    found = _find_splits(lambda one: one if one in hub.opened else None)
     rest = {option: value for option, value in given.items() if option not in place}
-    options, assumed, missing = source_options(columns, rest, name, reads)
+    options, assumed, missing = source_options(hub.columns, rest, name, reads)
     task = {split: {**source, **place, "split": own, **options} for split, own in found.items()}
-    return _with_warning(task, (*_note_renamed(found, name), *assumed), missing, name)
+    whole = _with_warning(task, (*_note_renamed(found, name), *assumed), missing, name)
+
+    def labels(split: str, column: str) -> list[Any]:
+        return hub.first_values(found[split], column)
+
+    return _leave_out_unlabelled(whole, labels, name, f"its first {LOOKED_AT} rows")
 
 
 # ----------------------------------------------------------------------------------------- splits without labels
 
 
-def _leave_out_unlabelled(whole: Guess, labels: Callable[[str, str], list[Any]], where: str) -> Guess:
+def _leave_out_unlabelled(
+    whole: Guess, labels: Callable[[str, str], list[Any]], where: str, rows: str = "all of its rows"
+) -> Guess:
     """Leave out validation and test splits without a single label, as many test splits of the Hub are: nothing could
     be scored on them.
 
     Args:
-        labels: returns a column of a split.
+        labels: returns a column of a split, None for rows that lack it.
+        rows: those of which `labels` returns the column.
     """
     without = {
         split: column for split, source in whole.task.items() if (column := _empty_column(split, source, labels))
     }
     notes = tuple(
-        f"{where}: the {split} split is left out, for column '{column}' is -1 or null in all of its rows, so that "
+        f"{where}: the {split} split is left out, for column '{column}' is -1, null or missing in {rows}, so that "
         "nothing can be scored on it"
         for split, column in without.items()
     )
@@ -280,14 +293,11 @@ def _empty_column(split: str, source: Mapping[str, Any], labels: Callable[[str, 
     return next((column for column, values in cells if values and are_no_labels(values)), None)
 
 
-def _cells(table: ColumnTable | None, column: str) -> list[Any]:
-    """Return every value of a column; nothing where there is none, or some rows lack it, which checks tell."""
-    if table is None or column not in table.columns:
-        return []
-    try:
-        return table.column(column)
-    except InputError:
-        return []
+def _cells(table: ColumnTable, column: str) -> list[Any]:
+    """Return every value of a column, None for rows that lack it."""
+    if column not in table.columns:
+        return [None] * len(table)
+    return [row.get(column) for row in table.rows(range(len(table)), (), (column,))]
 
 
 # ------------------------------------------------------------------------------------------------- what is said

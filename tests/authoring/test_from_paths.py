@@ -331,13 +331,14 @@ def test_a_split_is_a_word_of_the_name_of_a_parquet_file(here: Path, name: str) 
 
 
 @pytest.mark.parametrize("kind", ["a column", "files", "parquet"])
-@pytest.mark.parametrize("nothing", [-1, None])
-def test_splits_without_labels_are_left_out(here: Path, kind: str, nothing: int | None) -> None:
+@pytest.mark.parametrize("nothing", [{"label": -1}, {"label": None}, {}])
+def test_splits_without_labels_are_left_out(here: Path, kind: str, nothing: dict[str, int | None]) -> None:
     """Test splits of GLUE are so; calibration samples need no labels."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = {split: [{"text": "a", "label": one}] * 2 for split, one in (("train", 1), ("dev", 0), ("test", nothing))}
+    labels = {"train": {"label": 1}, "dev": {"label": 0}, "test": nothing}
+    rows = {split: [{"text": "a"} | one] * 2 for split, one in labels.items()}
     (here / "d").mkdir()
     for split, some in rows.items():
         if kind == "parquet":
@@ -349,8 +350,29 @@ def test_splits_without_labels_are_left_out(here: Path, kind: str, nothing: int 
     found = guess(f"{{{given}, targets: ['no', 'yes']}}", here)
     assert list(found.task) == ["calibration", "validation"]
     (line,) = (line for line in found.assumed if "left out" in line)
-    assert "the test split is left out, for column 'label' is -1 or null in all of its rows" in line
+    assert "the test split is left out, for column 'label' is -1, null or missing in all of its rows" in line
     assert not any("all of it is for calibration" in line for line in found.assumed)
+
+
+def test_splits_without_labels_on_the_hub_are_left_out(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told by first rows, of which no picture is decoded."""
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["no", "yes"])})
+    drawn = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(drawn, "png")
+    for split, labels in (("train", [1]), ("validation", [*[-1] * 63, 1]), ("test", [*[-1] * 64, 1])):
+        picture = {"bytes": drawn.getvalue() if split == "train" else b"damaged", "path": None}
+        rows = {"image": [picture] * len(labels), "label": labels}
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(here / "org" / f"{split}.parquet")
+    load = datasets.load_dataset
+    monkeypatch.setattr(datasets, "load_dataset", lambda _, **more: load("org", streaming=more["streaming"]))
+    found = guess("me/set", here)
+    assert list(found.task) == ["calibration", "validation"]
+    (line,) = (line for line in found.assumed if "left out" in line)
+    assert line == (
+        "me/set: the test split is left out, for column 'label' is -1, null or missing in its first 64 rows, so that "
+        "nothing can be scored on it"
+    )
 
 
 def test_splits_with_some_labels_are_kept(here: Path) -> None:
@@ -545,6 +567,9 @@ def test_a_name_of_the_catalogue(here: Path) -> None:
 
 def test_a_data_set_on_the_hub_is_looked_at(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Streamed(list[dict[str, Any]]):
+        def select_columns(self, column: str) -> list[dict[str, Any]]:
+            return [{column: row[column]} for row in self]
+
         @property
         def features(self) -> dict[str, Any]:
             return {"label": SimpleNamespace(names=["neg", "pos"])}
