@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from featcal.samples.arrow import EVERY_SPLIT_NAME, read_parquet
 from featcal.samples.class_names import sort_names
 from featcal.samples.pool import Image, Pool
-from featcal.samples.records import number_labels, read_image
+from featcal.samples.records import note_clipping, number_labels, read_image
 from featcal.samples.table import read_jsonl
 from featcal.suite.schema import SPLITS
 from featcal.system.errors import InputError
@@ -123,6 +123,7 @@ def imagefolder(folder: Path, label: str | None) -> Pool:
     def images(wanted: Sequence[int]) -> list[Image]:
         return [read_image(files[i], str(files[i])) for i in wanted]
 
+    notes += tuple(note for file in files[:1] for note in note_clipping(file))
     return Pool(len(files), labels, names, images, counted_names=names is not None, notes=notes)
 
 

@@ -40,6 +40,10 @@ UNLABELLED = (
 """Meaning of a label of -1, for messages."""
 MOST_PIXELS = 64_000_000
 """Most pixels of one picture: each takes some bytes while it is read, however small the file is."""
+_WHITE = 255
+"""The largest value of 8 bits, to which Pillow clips others in RGB."""
+_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, RuntimeError)
+"""Errors that Pillow raises for files that are damaged or no pictures."""
 
 
 def table_pool(table: ColumnTable, source: Source, split: str | None) -> Pool:
@@ -324,15 +328,34 @@ def read_image(file: Path | io.BytesIO, place: str) -> Image:
 
     if isinstance(file, Path):
         require_plain(file)
-    unreadable = (OSError, ValueError, SyntaxError, EOFError, struct.error, RuntimeError)
     try:
         with Pillow.open(file) as picture:
             return _to_array(picture, place)
     except Pillow.DecompressionBombError as error:
         most = f"the {MOST_PIXELS:,} that featcal reads"
         raise InputError(f"{place} has more pixels than {most}; make it smaller") from error
-    except unreadable as error:
+    except _UNREADABLE as error:
         raise InputError(f"{place} is not a readable picture") from error
+
+
+def note_clipping(file: Path) -> tuple[str, ...]:
+    """Note that a picture, of several alike, has values beyond those of 8 bits; nothing if it cannot be read."""
+    from PIL import Image as Pillow
+
+    try:
+        require_plain(file)
+        with Pillow.open(file) as picture:
+            deep = picture.mode.startswith(("I", "F")) and math.prod(picture.size) <= MOST_PIXELS
+            most = np.asarray(picture).max() if deep else 0
+    except (InputError, Pillow.DecompressionBombError, *_UNREADABLE):  # whoever draws it is told
+        return ()
+    if most > _WHITE:
+        return (
+            f"pictures with values beyond {_WHITE}, such as {file.name} with {most:.0f}, are clipped to white, as "
+            "image processors of transformers do it; where the models were trained on scaled ones, save them so, with "
+            "8 bits a channel",
+        )
+    return ()
 
 
 def _to_array(picture: PillowImage, place: str) -> Image:

@@ -221,6 +221,23 @@ def test_arrays_and_their_validation_part(own_suite_file: Path, edit_suite: Edit
     assert parts["test"].class_names == ("cat", "dog")
 
 
+@pytest.mark.parametrize(("most", "clipped"), [(65535, True), (255, False)])
+def test_clipped_pictures_are_told(tmp_path: Path, most: int, clipped: bool) -> None:
+    """Values stay those of the library's processors, which show all beyond 255 as white."""
+    (tmp_path / "bone").mkdir()
+    for number in range(2):
+        deep = np.array([[0, 100, 255, most]], dtype=np.uint16)
+        Image.fromarray(deep).save(tmp_path / "bone" / f"{number}.png")
+    pool = opened(tmp_path, imagefolder=".")
+    assert pool.images is not None
+    assert pool.images([0])[0][0, :, 0].tolist() == [0, 100, 255, 255]
+    note = (
+        "pictures with values beyond 255, such as 0.png with 65535, are clipped to white, as image processors of "
+        "transformers do it; where the models were trained on scaled ones, save them so, with 8 bits a channel"
+    )
+    assert pool.notes == ((note,) if clipped else ())
+
+
 def test_imagefolder(tmp_path: Path) -> None:
     for name, shade in (("cat", 10), ("dog", 200)):
         (tmp_path / name).mkdir()
