@@ -30,13 +30,14 @@ _UNTIE = (
 _SAVE_ANEW = ("import sys, transformers as t", *_LOAD, *_UNTIE[-2:])
 
 
-def _python(steps: Collection[str]) -> str:
+def python_line(*steps: str) -> str:
+    """Return the command that runs steps of Python, quoted for a shell."""
     return shlex.join(["python", "-c", "; ".join(steps)])
 
 
-UNTIE = f"{_python(_UNTIE)} MODEL UNTIED"
+UNTIE = f"{python_line(*_UNTIE)} MODEL UNTIED"
 """Command that gives a model a separate head, if its head is tied to its embedding."""
-SAVE_ANEW = f"{_python(_SAVE_ANEW)} BASE ANEW"
+SAVE_ANEW = f"{python_line(*_SAVE_ANEW)} BASE ANEW"
 """Command by which transformers loads a model and writes it anew, tensors that are tied once."""
 _RUNS_CODE = ", where you trust it, since it is pickled and loading it can run code"
 _DEEPSPEED = "python -m deepspeed.utils.zero_to_fp32 FOLDER FOLDER --safe_serialization"
@@ -45,7 +46,7 @@ _TRAINING_STATES = (
     (r"zero_to_fp32\.py", "DeepSpeed", _RUNS_CODE, _DEEPSPEED),
     (r"pytorch_model_fsdp_\d+", "FSDP", _RUNS_CODE, "accelerate merge-weights FOUND FOLDER"),
     (r".*\.distcp", "FSDP", _RUNS_CODE, "accelerate merge-weights FOLDER FOLDER"),
-    (r".*\.ckpt", "Lightning", ", reading tensors only", f"{_python(_LIGHTNING)} FOUND FILE"),
+    (r".*\.ckpt", "Lightning", ", reading tensors only", f"{python_line(*_LIGHTNING)} FOUND FILE"),
 )
 """Files and folders of a training run that are not a model yet: the tool, a remark, and the
 command that converts them.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
+from featcal.formats.conversions import python_line
 from featcal.system.errors import InputError
 
 _TABLE = (
@@ -40,7 +40,7 @@ def conversion(file: Path, kind: str | None = None) -> str:
     new = plain.with_suffix(".parquet" if line is _SHARD else ".jsonl")
     new = new.with_stem(f"{new.stem}-rows") if new == plain else new
     code = line.format(old=str(file), new=str(new), unpack="gzip.decompress" if packed else "bytes")
-    return f"make {new} of it with: {shlex.join(['python', '-c', code])}"
+    return f"make {new} of it with: {python_line(code)}"
 
 
 def refuse_other_files(file: Path) -> None:

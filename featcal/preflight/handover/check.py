@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from featcal.formats.conversions import python_line
 from featcal.preflight.handover.base import Base, find_base, missing_files
 from featcal.preflight.handover.folder import CONFIG, Folder, Obstacle, find_strays, require_model
 from featcal.preflight.handover.generation import check_generation, check_template, end_tokens, find_turns
@@ -249,7 +250,7 @@ def _next_sentences(folder: Folder) -> list[str]:
     code = (
         f"from sentence_transformers import SentenceTransformer as S; print(S({str(folder.path)!r}).encode('A text.'))"
     )
-    return [shlex.join(["python", "-c", code])]
+    return [python_line(code)]
 
 
 _NEXT: Mapping[str, Callable[[Folder], list[str]]] = dict(
