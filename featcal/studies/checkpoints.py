@@ -13,7 +13,7 @@ from featcal.formats.hub import RECORD_FILE
 from featcal.studies.history import HistoryEntry, RunMeasurement
 from featcal.studies.records import Records
 from featcal.system.errors import InputError
-from featcal.system.fingerprints import json_digest
+from featcal.system.fingerprints import json_digest, stamps
 from featcal.system.json_files import read_json
 from featcal.system.resources import cache_folder
 
@@ -31,7 +31,8 @@ class WrittenModel:
     time: str
     """Time at which the checkpoint was written: UTC, ISO 8601."""
     tensors: str
-    """Digest of the hashes of its tensors; if the folder gets other weights, it is another checkpoint."""
+    """Digest of the hashes of its tensors, and of the state of its weights and settings; if the folder gets others, it
+    is another checkpoint."""
     loading: str
     """Lines of Python that load the checkpoint."""
     before: RunMeasurement | None
@@ -116,7 +117,8 @@ class Checkpoints(Records):
 
 
 def _tensors(folder: Path) -> str:
-    """Return the digest of the hashes of a folder's tensors from its record.
+    """Return the digest of the hashes of a folder's tensors from its record, and of the state of the files that hold
+    weights and settings, so that what was edited in place is something else.
 
     Raises:
         InputError: the folder has no record.
@@ -126,10 +128,14 @@ def _tensors(folder: Path) -> str:
     if not file.is_file():
         raise InputError(missing)
     state = file.stat()
-    return _digest(str(file), (state.st_ino, state.st_size, state.st_mtime_ns))
+    held = sorted([*folder.rglob("*.safetensors"), folder / "config.json"])
+    # Without the time of change of the file, which moving the folder elsewhere and back may alter.
+    files = tuple((str(one.relative_to(folder)), *found[1:3]) for one in held for found in stamps(one))
+    return _digest(str(file), (state.st_ino, state.st_size, state.st_mtime_ns), files)
 
 
 @lru_cache(maxsize=1024)
-def _digest(file: str, state: tuple[int, ...]) -> str:
-    """Return the digest of the tensors in a record file, which is read again only if it has changed."""
-    return json_digest(read_json(Path(file)).get("tensors"))
+def _digest(file: str, state: tuple[int, ...], files: tuple[tuple[str, int, int], ...]) -> str:
+    """Return the digest of the tensors in a record file, which is read again only if it has changed, and of the state
+    of files."""
+    return json_digest([read_json(Path(file)).get("tensors"), files])

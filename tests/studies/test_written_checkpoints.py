@@ -61,6 +61,23 @@ def test_a_folder_with_another_model_is_not_what_was_written(own: Session, tmp_p
     assert known.read_all() == []
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_folder_that_was_edited_is_not_what_was_written(own: Session, tmp_path: Path, name: str) -> None:
+    """Its measurements are those of other weights; a new card or a chat template changes none."""
+    known = Checkpoints(tmp_path / "list")
+    first = written(own, tmp_path / "a", known)
+    for beside in ("README.md", "chat_template.jinja"):
+        (tmp_path / "a" / beside).write_text("new")
+    assert known.read_all() == [first]
+    with (tmp_path / "a" / name).open("r+b") as file:  # in place, as large as before
+        file.seek(-2, 2)
+        last = file.read(1)
+        file.seek(-2, 2)
+        file.write(bytes([last[0] ^ 1]))
+    assert not first.is_there
+    assert known.read_all() == []
+
+
 def test_what_is_no_record_is_named_and_the_rest_is_listed(own: Session, tmp_path: Path) -> None:
     known = Checkpoints(tmp_path / "list")
     first = written(own, tmp_path / "a", known)
