@@ -12,6 +12,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import state
 from featcal.evaluation.evaluate import TaskScore
+from featcal.figures import tables
 from featcal.figures.names import plain, plain_lines
 from featcal.preflight.check import Preflight, check_suite
 from featcal.samples.sources import Samples
@@ -22,7 +23,7 @@ from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import SPLITS, Suite, Task
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import FeatcalError
-from featcal.system.formatting import duration, how_many, readable
+from featcal.system.formatting import decimals, duration, how_many, readable
 from featcal.system.resources import embedded_suites
 from featcal.system.sandbox import without_places
 
@@ -119,7 +120,7 @@ def tasks_section(session: Session, on: EvaluationSamples) -> None:
     """Show the tasks with their experts' own scores, and warn of experts at chance level."""
     frame, missing = tabulate_tasks(session, on)
     st.dataframe(
-        frame,
+        tables.lift_halves(frame, ["expert, %"]),
         hide_index=True,
         column_config={"expert, %": st.column_config.NumberColumn(format="%.1f")},
         alt="Tasks with classes, samples and the expert's own accuracy",
@@ -137,8 +138,8 @@ def tasks_section(session: Session, on: EvaluationSamples) -> None:
     for task in guessing(frame, counts):
         score = frame.set_index("task").loc[task, "expert, %"]
         st.warning(
-            f"The expert of {plain(task)} is right in {score:.1f}\u00a0%: as good as guessing. Is its file the "
-            "right one, and are the classes in the order that it was trained with?",
+            f"The expert of {plain(task)} is right in {decimals(score, 1)}\u00a0%: as good as guessing. Is its file "
+            "the right one, and are the classes in the order that it was trained with?",
             icon=":material/casino:",
         )
 

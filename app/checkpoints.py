@@ -7,7 +7,7 @@ from pathlib import Path
 import streamlit as st
 
 from app import export, report, view, zips
-from featcal.figures import run_tables
+from featcal.figures import run_tables, tables
 from featcal.figures.names import plain
 from featcal.session.session import Session
 from featcal.studies.checkpoints import Checkpoints, WrittenModel
@@ -42,7 +42,7 @@ def show_checkpoints(session: Session, on: EvaluationSamples) -> None:
     scores = {name: number(format="%.1f") for name in ("mean, %", "before, %")}
     drifts = {name: number(format="%.3f") for name in ("drift", "drift before")}
     st.dataframe(
-        frame.dropna(axis="columns", how="all"),
+        tables.lift_halves(frame, scores).dropna(axis="columns", how="all"),
         hide_index=True,
         height=215 if len(frame) > 5 else "auto",
         column_config={**scores, **drifts},

@@ -11,7 +11,7 @@ import streamlit as st
 
 from app import jobs, on_table, state, view
 from app.downloads import Numbers, Origin
-from featcal.figures import study_charts, study_tables, theme
+from featcal.figures import study_charts, study_tables, tables, theme
 from featcal.figures.names import plain, short_model, shorten_models
 from featcal.samples.sources import preview_samples
 from featcal.studies import library
@@ -34,6 +34,8 @@ SUBJECT, BESIDE = "the merge under repair", "compared with the merge"
 _ROWS, _LISTED, _AS = "leaderboard-rows", "leaderboard-listed", "leaderboard-as"
 HIDDEN = ("seeds", "wall s", "failure")
 """Columns of the method table that only the download has."""
+SCORES = ("average", "normalised", "worst")
+"""Columns of the method table in per cent."""
 
 
 def find_studies() -> list[Study]:
@@ -88,7 +90,7 @@ def _table(study: Study) -> None:
         st.segmented_control("The clicked model is", [BESIDE, SUBJECT], default=BESIDE, required=True, key=_AS)
     numbers = _numbers(study, frame)
     st.dataframe(
-        order.drop(columns=list(HIDDEN)).assign(method=shorten_models(order["method"])),
+        tables.lift_halves(order.drop(columns=list(HIDDEN)), SCORES).assign(method=shorten_models(order["method"])),
         hide_index=True,
         key=_ROWS,
         on_select=_choose_row,
@@ -149,7 +151,7 @@ def _widths(frame: pd.DataFrame) -> dict[str, Any]:
     number = st.column_config.NumberColumn
     return {
         "method": st.column_config.TextColumn(width="large", pinned=True),
-        **{name: number(format="%.1f") for name in ("average", "normalised", "worst", "CPU s")},
+        **{name: number(format="%.1f") for name in (*SCORES, "CPU s")},
         "interval": number("± (95 %)", format="± %.1f"),
         "MB": number(format="%.0f"),
         **{name: st.column_config.CheckboxColumn(width="small") for name in NEEDS if name in frame},
@@ -165,7 +167,7 @@ def _suites(studies: Sequence[Study]) -> None:
     st.caption("Score as a share of the experts', mean over tasks, in %: the one number that suites have in common.")
     form = st.column_config.NumberColumn(format="%.1f")
     st.dataframe(
-        frame,
+        tables.lift_halves(frame, frame.columns.drop("method")),
         hide_index=True,
         column_config={name: form for name in frame.columns if name != "method"},
         placeholder=study_tables.NOTHING,
@@ -175,12 +177,12 @@ def _suites(studies: Sequence[Study]) -> None:
 
 def _paper() -> None:
     """Show the paper's tables as printed, with misprints marked."""
-    tables, here = paper_tables(), state.suite_reference()
-    own = next((number for number, one in enumerate(tables) if here in one.suites.values()), 0)
+    papers, here = paper_tables(), state.suite_reference()
+    own = next((number for number, one in enumerate(papers) if here in one.suites.values()), 0)
     picked = st.selectbox(
-        "Table of the paper", range(len(tables)), own, format_func=lambda number: tables[number].name, key="paper-table"
+        "Table of the paper", range(len(papers)), own, format_func=lambda number: papers[number].name, key="paper-table"
     )
-    table: PaperTable = tables[picked]
+    table: PaperTable = papers[picked]
     st.caption(
         f"The numbers of the [paper]({theme.PAPER}), not measured here: other models, data and machines than the toy "
         f"suites'. {table.note}"

@@ -23,7 +23,7 @@ from featcal.session.session import Session
 from featcal.suite.name_grammar import name_on
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import FeatcalError, InputError
-from featcal.system.formatting import exactly, percent, points
+from featcal.system.formatting import decimals, exactly, percent, points
 
 SEEDS = 3
 """Number of calibrations for the spread over seeds: the chosen seed and the next ones."""
@@ -181,7 +181,8 @@ def show_spread(session: Session, model: ModelRef, on: EvaluationSamples) -> Non
     view.chart(
         repair_charts.spread_bars(frame, f"{metric}, %"),
         "spread-chart",
-        f"{metric.capitalize()} over {SEEDS} seeds: average {average['lowest']:.1f} to {average['highest']:.1f}",
+        f"{metric.capitalize()} over {SEEDS} seeds: average {decimals(average['lowest'], 1)} to "
+        f"{decimals(average['highest'], 1)}",
         Numbers(
             "spread over seeds",
             frame,

@@ -14,7 +14,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app import on_table, opening, options, state, view
 from app.selection import CALIBRATED, HOME, OPTIONS
 from featcal.evaluation.comparison import compare_scores
-from featcal.figures import run_tables
+from featcal.figures import run_tables, tables
 from featcal.figures.names import cut_text, plain, shorten_models
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
@@ -171,13 +171,16 @@ def _list(runs: Sequence[HistoryEntry]) -> None:
         "drift": st.column_config.NumberColumn("drift", format="%.3f"),
         **{name: st.column_config.NumberColumn(f"{name} mean, %", format="%.1f") for name in ("best", "lowest")},
     }
+    scores = [name for name in formats if name != "drift"]
     if by != _NOTHING:
-        grouped = run_tables.group_runs(frame, by)
+        grouped = tables.lift_halves(run_tables.group_runs(frame, by), scores)
         st.dataframe(grouped, hide_index=True, column_config=formats, placeholder="–", alt=f"Runs by {by}")
         return
     # Rows of the selection are numbers in the table as it was drawn, which may not be the table of the next run.
     st.session_state["runs-listed"] = frame["run"].tolist()
-    listed = frame.assign(merge=shorten_column(frame["merge"]), method=shorten_column(frame["method"]))
+    listed = tables.lift_halves(frame, scores).assign(
+        merge=shorten_column(frame["merge"]), method=shorten_column(frame["method"])
+    )
     st.dataframe(
         listed[[name for name in _COLUMNS if name not in run_tables.OPTION_COLUMNS or frame[name].notna().any()]],
         hide_index=True,
@@ -349,6 +352,8 @@ def _compare(session: Session, a: HistoryEntry, b: HistoryEntry) -> None:
         formats = {name: st.column_config.NumberColumn(format="%.3f" if "drift" in name else "%.1f") for name in frame}
         # A number's format on a column of text would show nothing.
         del formats["task"]
+        scores = [name for name in formats if "drift" not in name]
+        frame = tables.lift_halves(frame, scores)
         st.dataframe(frame, hide_index=True, column_config=formats, alt="Scores and drift of both, task by task")
     if both and all(one.scores for one in both[0]) and st.button("Which samples flip?", icon=":material/swap_horiz:"):
         _flips(session, (a, b), both[0][0])

@@ -37,7 +37,7 @@ from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.methods import EXPERT
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
-from featcal.system.formatting import duration, exactly
+from featcal.system.formatting import decimals, duration, exactly
 
 _CHART = "sweep-chart"
 KIND = "kind"
@@ -168,7 +168,8 @@ def _plot(
         sweep_charts.runs_as_points(frame, across, metric, shown, "" if by == KIND else by, methods),
         _CHART,
         f"{metric} over {across} of {len(frame)} runs{beside}; {int(frame['front'].sum())} are on the Pareto "
-        f"front. Best mean: {best['name'] or best['model']}, {best['mean']:.1f} %, worst task {best['worst']:.1f} %",
+        f"front. Best mean: {best['name'] or best['model']}, {decimals(best['mean'], 1)} %, worst task "
+        f"{decimals(best['worst'], 1)} %",
         measured.name,
         on_select=_choose,
     )

@@ -15,7 +15,7 @@ from app import drawing, page_end, state
 from app.downloads import Numbers
 from app.first_page import HOME_SUITE
 from app.selection import HOME
-from featcal.figures import theme
+from featcal.figures import tables, theme
 from featcal.figures.commands import ChartSource, command_lines, python_lines
 from featcal.figures.names import plain, plain_lines
 from featcal.session.session import Session
@@ -187,7 +187,7 @@ def csv(numbers: Numbers) -> None:
 
 
 def _table(numbers: Numbers, rows: slice | None = None) -> None:
-    frame = numbers.frame if rows is None else numbers.frame[rows]
+    frame = tables.lift_halves(numbers.frame if rows is None else numbers.frame[rows], _tenths(numbers))
     shown = frame.style.apply(_fade, axis=None) if "within noise" in frame else frame
     alt = f"The numbers of the chart: {numbers.what}"
     st.dataframe(shown, hide_index=True, column_config=formats(numbers), placeholder="–", alt=alt)
@@ -221,10 +221,15 @@ def _command(numbers: Numbers) -> None:
 
 def formats(numbers: Numbers) -> dict[str, Any]:
     """Return the display formats of the columns of a table."""
-    number, found = st.column_config.NumberColumn, numbers.frame.select_dtypes("float")
-    digits = {name: 1 if name.endswith(", %") else numbers.digits for name in found}  # as on cards
-    forms = {name: number(format=f"%.{digits[name]}f") for name in found}
+    number, found, tenths = st.column_config.NumberColumn, numbers.frame.select_dtypes("float"), _tenths(numbers)
+    forms = {name: number(format=f"%.{1 if name in tenths else numbers.digits}f") for name in found}
     return forms | {name: number(format="%.1e") for name in found if name == "McNemar p"}
+
+
+def _tenths(numbers: Numbers) -> list[str]:
+    """Return the names of a table's columns with one decimal, as on cards."""
+    found = numbers.frame.select_dtypes("float")
+    return [name for name in found if name.endswith(", %") or (numbers.digits == 1 and name != "McNemar p")]
 
 
 def show_commands(measured: ChartSource) -> None:

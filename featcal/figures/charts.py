@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from featcal.figures.names import label
 from featcal.figures.theme import COLOUR, apply_theme, colour, dash, label_task_rows, layer_axis, rows_apart, symbol
+from featcal.system.formatting import decimals, with_sign
 
 Array = NDArray[np.floating]
 MEANS = ("average", "mean")
@@ -208,6 +209,7 @@ def score_dots(
             their end. Without a pair rows are sorted by the first model, whose value is written there.
     """
     digits, (first, second) = (1 if "%" in unit else 3), pair or (models[0], models[0])
+    write = with_sign if pair else decimals
     gain = frame[second] - frame[first] if pair else frame[first]
     order = frame.assign(_gain=gain, _last=frame["task"].isin(MEANS)).sort_values(
         ["_last", "_gain"], ascending=[True, False]
@@ -218,12 +220,7 @@ def score_dots(
         joined = [value for one in zip(order[first], order[second], strict=True) for value in (*one, None)]
         line = {"color": colour(second), "width": 2}
         figure.add_scatter(
-            x=joined,
-            y=[y for y in places for _ in range(3)],
-            mode="lines",
-            line=line,
-            showlegend=False,
-            hoverinfo="skip",
+            x=joined, y=np.repeat(places, 3), mode="lines", line=line, showlegend=False, hoverinfo="skip"
         )
     for model in models:
         figure.add_scatter(
@@ -239,7 +236,8 @@ def score_dots(
                 "line": {"width": 1.5, "color": colour(model)},
             },
             customdata=order["task"].map(label),
-            hovertemplate=f"%{{customdata}}, {label(model)}: %{{x:.{digits}f}}<extra></extra>",
+            hovertext=[decimals(value, digits) for value in order[model]],
+            hovertemplate=f"%{{customdata}}, {label(model)}: %{{hovertext}}<extra></extra>",
         )
     ends = order[list(models)]
     low, high = float(ends.min(axis=None)), float(ends.max(axis=None))
@@ -248,7 +246,7 @@ def score_dots(
         x=[high + 0.1 * wide] * len(order),
         y=places,
         mode="text",
-        text=[f"{value:{'+' if pair else ''}.{digits}f}" for value in order["_gain"]],
+        text=[write(value, digits) for value in order["_gain"]],
         textposition="middle right",
         showlegend=False,
         hoverinfo="skip",
@@ -276,7 +274,8 @@ def gains(frame: pd.DataFrame, metric: str, model: str) -> go.Figure:
         textposition=_text_sides(frame),
         cliponaxis=False,
         marker={"color": colour(model), "size": 11},
-        hovertemplate=f"%{{text}}: cosine %{{x:+.3f}}, {metric} %{{y:+.1f}} points<extra></extra>",
+        hovertext=[with_sign(value, 1) for value in frame["score gain"]],
+        hovertemplate=f"%{{text}}: cosine %{{x:+.3f}}, {metric} %{{hovertext}} points<extra></extra>",
         showlegend=False,
     )
     figure.add_hline(y=0, line={"color": COLOUR["base"], "dash": "dot"})

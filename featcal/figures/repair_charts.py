@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 
 from featcal.figures.names import cut_text, label
 from featcal.figures.theme import COLOUR, apply_theme, layer_axis, task_axis
+from featcal.system.formatting import decimals
 
 _BETTER_TO_WORSE = [[0.0, COLOUR["calibrated"]], [0.5, "#ECEEF1"], [1.0, COLOUR["merged"]]]
 """Blue and orange, which every kind of colour vision distinguishes on any background."""
@@ -123,8 +124,8 @@ def spread_bars(frame: pd.DataFrame, unit: str) -> go.Figure:
             "thickness": 2,
             "width": 8,
         },
-        customdata=frame[["lowest", "highest"]].to_numpy(),
-        hovertemplate="%{x}: %{y:.1f} (%{customdata[0]:.1f} to %{customdata[1]:.1f})<extra></extra>",
+        customdata=[[decimals(one, 1) for one in row] for row in frame[["mean", "lowest", "highest"]].to_numpy()],
+        hovertemplate="%{x}: %{customdata[0]} (%{customdata[1]} to %{customdata[2]})<extra></extra>",
         showlegend=True,
     )
     figure.update_yaxes(title=unit)

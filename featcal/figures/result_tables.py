@@ -15,7 +15,7 @@ from featcal.evaluation.evaluate import Scores
 from featcal.figures import selection_table, tables
 from featcal.figures.names import cut_text
 from featcal.studies.selection.outcome import Selection
-from featcal.system.formatting import how_many, percent, points
+from featcal.system.formatting import decimals, how_many, percent, points
 
 _LONGEST = 36
 """Most characters of a model's name."""
@@ -53,7 +53,7 @@ def _(ledger: DriftLedger) -> pd.DataFrame:
     frame = pd.DataFrame.from_dict(rows, orient="index")
     mean = frame[["drift", "cosine"]].mean().to_frame(_MEAN).T.assign(**{"largest mismatch": ""})
     whole = pd.concat([frame, mean]).rename_axis("task").reset_index()
-    return whole.map(lambda one: one if isinstance(one, str) else f"{one:.3f}")
+    return whole.map(lambda one: one if isinstance(one, str) else decimals(one, 3))
 
 
 @describe_result.register
@@ -68,7 +68,7 @@ def _(result: CalibrationResult) -> str:
 
 @tabulate.register
 def _(result: CalibrationResult) -> pd.DataFrame:
-    return calibrated_drift(result).reset_index().map(lambda one: one if isinstance(one, str) else f"{one:.3f}")
+    return calibrated_drift(result).reset_index().map(lambda one: one if isinstance(one, str) else decimals(one, 3))
 
 
 @describe_result.register

@@ -206,8 +206,8 @@ def _points(rows: Mapping[str, Difference], ink: str, noise: bool, mark: str) ->
     """Return one trace without heights: points with their intervals."""
     up = [100 * (one.high - one.difference) for one in rows.values()]
     down = [100 * (one.difference - one.low) for one in rows.values()]
-    intervals = [
-        [label(task), 100 * one.low, 100 * one.high, "–" if one.p is None else p_value(one.p)]
+    written = [
+        [label(task), *map(points, (one.difference, one.low, one.high)), "–" if one.p is None else p_value(one.p)]
         for task, one in rows.items()
     ]
     shape = mark.removesuffix("-open")
@@ -217,8 +217,8 @@ def _points(rows: Mapping[str, Difference], ink: str, noise: bool, mark: str) ->
         "mode": "markers",
         "marker": {"color": ink, "symbol": f"{shape}-open" if noise else shape, "size": 11, "line": {"width": 2}},
         "error_x": {"type": "data", "array": up, "arrayminus": down, "color": ink, "thickness": 2, "width": 6},
-        "customdata": intervals,
-        "hovertemplate": "%{customdata[0]}: %{x:+.1f} points, %{customdata[1]:+.1f} to %{customdata[2]:+.1f}, "
-        "McNemar p %{customdata[3]}<extra></extra>",
+        "customdata": written,
+        "hovertemplate": "%{customdata[0]}: %{customdata[1]} points, %{customdata[2]} to %{customdata[3]}, "
+        "McNemar p %{customdata[4]}<extra></extra>",
         "cliponaxis": False,
     }

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from featcal.figures.names import cut_text, label, short_model, shorten_models
 from featcal.figures.selection_table import name_candidates
 from featcal.figures.theme import COLOUR, SYMBOL, apply_theme, colours
+from featcal.system.formatting import decimals
 
 if TYPE_CHECKING:  # charts are there before torch is
     from featcal.studies.selection.judge import Margin
@@ -67,7 +68,8 @@ def place_lines(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
             mode="lines+markers",
             marker={"color": shades[method], "symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 9},
             line={"color": shades[method]},
-            hovertemplate="%{x}<br>%{y:.1f} %<extra>%{fullData.name}</extra>",
+            hovertext=[decimals(value, 1) for value in rows["average"]],
+            hovertemplate="%{x}<br>%{hovertext} %<extra>%{fullData.name}</extra>",
         )
     figure.update_xaxes(title=label(", ".join(places)), type="category")
     figure.update_yaxes(title="average over tasks, %")

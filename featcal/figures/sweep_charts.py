@@ -14,6 +14,7 @@ from plotly.colors import sample_colorscale
 from featcal.figures.names import cut_text, label
 from featcal.figures.run_tables import OPTION_COLUMNS, value_words
 from featcal.figures.theme import COLOUR, NUMBERS, SYMBOL, apply_theme, colour, colours
+from featcal.system.formatting import decimals
 
 _LOOK = {
     "base": ("base", COLOUR["base"], SYMBOL["base"]),
@@ -257,5 +258,5 @@ def _hover_text(row: pd.Series) -> str:
     called = row["name"] or row["model"]
     drift = "" if pd.isna(row["drift"]) else f"<br>drift {row['drift']:.3f}"
     cost = "" if pd.isna(row["cost"]) else f"<br>{row['cost']:.1f} s of the processor"
-    worst = f"{row['worst']:.1f} % ({label(cut_text(row['worst task'], 40))})"
-    return f"{label(cut_text(called, 80))}<br>mean {row['mean']:.1f} %, worst task {worst}{drift}{cost}"
+    worst = f"{decimals(row['worst'], 1)} % ({label(cut_text(row['worst task'], 40))})"
+    return f"{label(cut_text(called, 80))}<br>mean {decimals(row['mean'], 1)} %, worst task {worst}{drift}{cost}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from featcal.system.formatting import decimals, how_many
+from featcal.system.formatting import decimals, how_many, lift_half
 
 if TYPE_CHECKING:  # the first chart is drawn before torch is there
     from featcal.drift.ledger import DriftLedger, Features
@@ -116,6 +116,16 @@ def raised_tasks(before: Features, after: Features) -> list[str]:
 def mean_cosines(features: Features) -> dict[str, float]:
     """Return the mean cosine of final features to the expert's, per task."""
     return {name: float(task.cosine.mean()) for name, task in features.tasks.items()}
+
+
+def lift_halves(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
+    """Return a table of which a browser writes these columns, if there, with one decimal as texts do (`lift_half`).
+
+    >>> lift_halves(pd.DataFrame({"merged": [60.15, -2.66]}), ["merged", "cost"])["merged"].tolist()
+    [60.2, -2.66]
+    """
+    known = [name for name in names if name in frame]
+    return frame.assign(**{name: frame[name].map(lambda value: lift_half(value, 1)) for name in known})
 
 
 def _scale_norms(table: pd.DataFrame, relative: bool) -> pd.DataFrame:

@@ -78,14 +78,36 @@ def decimals(value: float, digits: int) -> str:
     return str(decimal.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
+def lift_half(value: float, digits: int) -> float:
+    """Return a number that a browser, which rounds what is stored, writes as `decimals` does: itself, but for a half
+    that is stored as less.
+
+    >>> lift_half(60.15, 1), lift_half(6.25, 1), lift_half(60.1499, 1)
+    (60.2, 6.25, 60.1499)
+    """
+    if not abs(value) < 1e15:
+        return value
+    stored = Decimal(float(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    return value if str(stored) == (text := decimals(value, digits)) else float(text)
+
+
 def points(share: float) -> str:
     """Return a difference of shares in percentage points, with its sign.
 
     >>> points(0.0314), points(-1 / 8), points(-0.0001)
     ('+3.1', '-12.5', '+0.0')
     """
-    size = percent(abs(share))
-    return f"{'-' if share < 0 and size != '0.0' else '+'}{size}"
+    return with_sign(100 * float(share), 1)
+
+
+def with_sign(value: float, digits: int) -> str:
+    """Return a number with its sign and so many decimals; halves are rounded away from 0, and nothing is "-0".
+
+    >>> with_sign(8.15, 1), with_sign(-0.0004, 3), with_sign(-2.65, 1)
+    ('+8.2', '+0.000', '-2.7')
+    """
+    size = decimals(abs(value), digits)
+    return f"{'-' if value < 0 and float(size) else '+'}{size}"
 
 
 def p_value(p: float) -> str:

@@ -19,7 +19,7 @@ from tiny_clip import TASKS
 from tiny_text import TASKS as TEXT_TASKS
 from tiny_text import write_text_suite
 
-from app import samples, state
+from app import samples, state, view
 from app.ledger_view import TOKENS
 from app.selection import HOME, MOST_PICKED, PageSelection, from_query
 from featcal.figures.sample_tables import FLIPS
@@ -227,6 +227,19 @@ def select_rows(visit: dict[str, Any], *rows: int) -> None:
     visit[drawn["key"]] = SimpleNamespace(selection=SimpleNamespace(rows=list(rows)))
     on_select: Callable[[], None] = drawn["on_select"]
     on_select()
+
+
+def test_a_browser_rounds_halves_of_scores_as_charts_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[pd.DataFrame] = []
+    monkeypatch.setattr(st, "dataframe", lambda frame, **options: drawn.append(frame))
+    monkeypatch.setattr(view, "csv", lambda numbers: None)
+    frame = pd.DataFrame({"merged": [60.15, 60.1499], "McNemar p": [0.05, 0.5], "mean, %": [6.25, 2.65]})
+    for digits in (1, 3):
+        view.show_table(samples.Numbers("scores", frame, "", samples.downloads.Origin("s", "test", {}), digits))
+    assert [one.to_dict("list") for one in drawn] == [
+        {"merged": merged, "McNemar p": [0.05, 0.5], "mean, %": [6.25, 2.7]}
+        for merged in ([60.2, 60.1499], [60.15, 60.1499])
+    ]
 
 
 def test_rows_and_picked_samples_are_one(visit: dict[str, Any]) -> None:

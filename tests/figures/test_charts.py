@@ -17,7 +17,8 @@ import pytest
 from app.downloads import Numbers, Origin
 from app.selection import file_words
 from featcal.drift.source import SourceExcess
-from featcal.figures import charts, ledger_charts, ledger_tables, sample_charts, study_charts, theme
+from featcal.figures import charts, ledger_charts, ledger_tables, repair_charts, sample_charts, study_charts, theme
+from featcal.figures.report.content import ReportTable
 from featcal.figures.sample_charts import Dots
 from featcal.suite.calibration_options import CalibrationConfig
 
@@ -118,6 +119,22 @@ def test_tasks_are_sorted_by_what_they_gain_and_the_average_stands_apart() -> No
     assert list(calibrated.x) == [80.0, 55.0, 69.0, 68.0]
     assert list(gained.text) == ["+20.0", "+5.0", "-1.0", "+8.0"]
     assert list(joined.x[:3]) == [60.0, 80.0, None]
+
+
+def test_halves_in_a_chart_are_those_of_the_table_beside_it() -> None:
+    """As floats 60.15 and 8.15 are less than these, and 6.25 is between two even digits."""
+    frame = pd.DataFrame({"task": ["a", "b"], "merged": [52.0, 53.9], "calibrated": [60.15, 60.15]})
+    table = ReportTable("c", frame.assign(gain=frame["calibrated"] - frame["merged"]), digits=1)
+    pair = ("merged", "calibrated")
+    *_, calibrated, gained = charts.score_dots(frame, pair, "accuracy, %", pair).data
+    assert [*gained.text] == [f"+{row[3]}" for row in table.rows] == ["+8.2", "+6.3"]
+    assert [*calibrated.hovertext] == [row[2] for row in table.rows] == ["60.2", "60.2"]
+    drift = charts.score_dots(frame.assign(merged=[0.0625, 0.0004]), ["merged"], "drift").data[-1]
+    assert [*drift.text] == ["0.063", "0.000"]
+    gains = pd.DataFrame({"task": ["a", "b"], "cosine gain": [0.1, 0.2], "score gain": [8.15, -0.04]})
+    assert charts.gains(gains, "accuracy", "calibrated").data[0].hovertext == ("+8.2", "+0.0")
+    spread = pd.DataFrame({"task": ["a"], "mean": [60.15], "lowest": [58.15], "highest": [62.0]})
+    assert [*repair_charts.spread_bars(spread, "accuracy, %").data[0].customdata[0]] == ["60.2", "58.2", "62.0"]
 
 
 def test_two_models_share_one_axis_of_drift() -> None:
