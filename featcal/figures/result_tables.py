@@ -130,7 +130,9 @@ def calibrated_drift(result: CalibrationResult) -> pd.DataFrame:
 
 
 def shorten_names(names: Sequence[str]) -> list[str]:
-    """Return unique short names for models: a folder's own name, else the name without options if that is unique."""
+    """Return unique short names for models: a folder's own name, else the name without options if that is unique, or as
+    much of it as is."""
     bare = [Path(name).name if Path(name).is_absolute() else name.partition(":")[0] for name in names]
-    short = bare if len({*bare}) == len(bare) else [cut_text(name, _LONGEST) for name in names]
+    cut = [cut_text(name, _LONGEST) for name in names]
+    short = next((one for one in (bare, cut) if len({*one}) == len(one)), list(names))
     return [name if name not in short[:place] else f"{name} (B)" for place, name in enumerate(short)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import plotly.graph_objects as go
 
-from featcal.figures.names import cut_text, label, short_model, shorten_models
+from featcal.figures.names import cut_text, label, shorten_models
 from featcal.figures.selection_table import name_candidates
 from featcal.figures.theme import COLOUR, SYMBOL, apply_theme, colours
 from featcal.system.formatting import decimals
@@ -56,7 +56,7 @@ def place_lines(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
     named = [", ".join(_format_place(row[name]) for name in places) for row in scored[list(places)].to_dict("records")]
     figure, methods = go.Figure(), list(dict.fromkeys(scored["method"]))
     shades = dict(zip(methods, colours(len(methods)), strict=True))
-    for number, method in enumerate(methods):
+    for number, (method, shown) in enumerate(zip(methods, shorten_models(methods), strict=True)):
         rows = scored[scored["method"] == method]
         if len(rows) < 2:
             continue
@@ -64,7 +64,7 @@ def place_lines(frame: pd.DataFrame, places: Sequence[str]) -> go.Figure:
             x=[label(one) for one, same in zip(named, scored["method"] == method, strict=True) if same],
             y=rows["average"],
             error_y={"array": rows["interval"].fillna(0.0).tolist(), "thickness": 1.5, "color": shades[method]},
-            name=label(cut_text(short_model(str(method)), 48)),
+            name=label(cut_text(shown, 48)),
             mode="lines+markers",
             marker={"color": shades[method], "symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 9},
             line={"color": shades[method]},

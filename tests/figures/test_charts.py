@@ -17,9 +17,13 @@ import pytest
 from app.downloads import Numbers, Origin
 from app.selection import file_words
 from featcal.drift.source import SourceExcess
+from featcal.family.opening import Family
 from featcal.figures import charts, ledger_charts, ledger_tables, repair_charts, sample_charts, study_charts, theme
 from featcal.figures.report.content import ReportTable
+from featcal.figures.report.models import label_models
+from featcal.figures.result_tables import shorten_names
 from featcal.figures.sample_charts import Dots
+from featcal.session.model_ref import resolve_model
 from featcal.suite.calibration_options import CalibrationConfig
 
 LAYERS = ["encoder embeddings", "encoder block 0", "decoder embeddings", "decoder block 0", "head"]
@@ -135,6 +139,17 @@ def test_halves_in_a_chart_are_those_of_the_table_beside_it() -> None:
     assert charts.gains(gains, "accuracy", "calibrated").data[0].hovertext == ("+8.2", "+0.0")
     spread = pd.DataFrame({"task": ["a"], "mean": [60.15], "lowest": [58.15], "highest": [62.0]})
     assert [*repair_charts.spread_bars(spread, "accuracy, %").data[0].customdata[0]] == ["60.2", "58.2", "62.0"]
+
+
+def test_what_a_model_starts_from_tells_its_label_from_anothers(tiny: Family) -> None:
+    """Two rows would have one label, and a reader could not say which calibration was polished."""
+    names = [f"polished@calibrated:recipe=informed,lam={lam}@task-arithmetic" for lam in (0.1, 0.5)]
+    shown = [f"polished, of calibrated, informed, λ {lam}, of task-arithmetic" for lam in (0.1, 0.5)]
+    assert [*label_models(((one, resolve_model(one, tiny)) for one in names), tiny)] == shown
+    assert shorten_names(names) == names
+    rows = [{"method": one, "n": n, "average": 50.0, "interval": 1.0} for one in names for n in (8, 16)]
+    drawn = [str(one.name) for one in study_charts.place_lines(pd.DataFrame(rows), ["n"]).data]
+    assert drawn == [one[:47] + "…" for one in names]
 
 
 def test_two_models_share_one_axis_of_drift() -> None:

@@ -22,7 +22,7 @@ from featcal.system.errors import InputError
 MOST = 2
 """Most models of one role that charts can distinguish."""
 _LABEL = 36
-"""Most characters of a model's name in a chart; a calibration's, which has its options, may have twice as many."""
+"""Most characters of a model's name in a chart; one with a calibration's options may have twice as many."""
 
 
 def name_models(names: Sequence[str], session: Session) -> dict[str, str]:
@@ -76,14 +76,16 @@ def find_role(text: str) -> str:
 def _label(text: str, model: ModelRef, family: Family) -> str:
     """Return a short name without anything that Markdown or plotly would draw."""
     config, of = model.config, model.of
-    if config is not None and of is not None and text != "calibrated":
-        start = [] if of.kind == "merged" else [f"of {_label(of.name, of, family)}"]
-        text = ", ".join(["calibrated", config.recipe, *_differences(config, family), *start])
+    if config is not None and text != "calibrated":
+        words = ["calibrated", config.recipe, *_differences(config, family)]
     elif model_name(text).kind == REFERENCE:
-        text = Path(text).name or text
+        words = [Path(text).name or text]
     else:
-        text = short_model(text)
-    return cut_text(re.sub(r"[^\w .,+()-]+", "-", text), _LABEL if config is None else 2 * _LABEL)
+        words = [short_model(text if of is None else text.partition("@")[0])]
+    if of is not None and of.kind != "merged" and text != "calibrated":  # a role is a label of its own
+        words.append(f"of {_label(of.name, of, family)}")
+    has_options = config is not None or (of is not None and of.config is not None)
+    return cut_text(re.sub(r"[^\w .,+()-]+", "-", ", ".join(words)), 2 * _LABEL if has_options else _LABEL)
 
 
 def _differences(config: CalibrationConfig, family: Family) -> list[str]:
