@@ -73,7 +73,7 @@ def merge_by_recipe(asked: RecipeOrder, out: Path, max_memory: int | None, devic
         # A mean of whole models has no base in it; files that lie beside one are the first model's, as mergekit's are.
         content["base"] = next(iter(content["tasks"].values()))["expert"]
     # As mergekit does, rows of a vocabulary that the base lacks are left out, with a note.
-    suite = suite_from_dict({**content, "vocabulary": "base"}, Path.cwd(), str(asked.recipe))
+    suite = suite_from_dict({**content, "vocabulary": "base"}, Path.cwd(), str(asked.recipe), RECIPE_FILE)
     document = merge_to_folder(suite, None, None, out, max_memory=max_memory, device=device)
     shutil.copyfile(asked.recipe, out / RECIPE_FILE)
     return {**document, "notes": [*imported.notes, *document["notes"]]}

@@ -19,7 +19,7 @@ from featcal.export.licences import (
     main_licence,
 )
 from featcal.family.opening import Family
-from featcal.formats.hub import HubModel, hub_model
+from featcal.formats.hub import RECIPE_FILE, HubModel, hub_model
 from featcal.formats.located_model import is_classifier
 from featcal.suite.methods import is_method, method
 from featcal.suite.name_grammar import model_name
@@ -198,11 +198,26 @@ def data_on_hub(suite: Suite, split: str) -> dict[str, str]:
 
 def _no_scores(record: Mapping[str, Any]) -> str:
     """Return the text of a card without scores."""
-    if record["suite_file"].get("in_memory"):
+    if _why_not_again(record):
         return NOT_MEASURED
-    command = code_block(shlex.join(["featcal", "evaluate", suite_word(record), "--card", "DIR"]), "bash")
-    sentence = "This scores the model, what it was made of and the experts, and writes the scores here:"
-    return f"{NOT_MEASURED} {sentence}\n\n{command}"
+    word, lines, sentence = suite_word(record), [], "This"
+    if word == RECIPE_FILE:
+        word = "suite.yaml"
+        lines = [shlex.join(["featcal", "suite", "import", RECIPE_FILE, "--out", word])]
+        sentence = f"With the samples of every task filled in, the suite of {RECIPE_FILE}"
+    lines.append(shlex.join(["featcal", "evaluate", word, "--card", "DIR"]))
+    sentence += " scores the model, what it was made of and the experts, and writes the scores here:"
+    return f"{NOT_MEASURED} {sentence}\n\n{code_block(chr(10).join(lines), 'bash')}"
+
+
+def _why_not_again(record: Mapping[str, Any]) -> str:
+    """Return why no command line makes a model again; "" if one does."""
+    facts = record["suite_file"]
+    if facts.get("in_memory"):
+        return "Its models or samples were objects in memory, so no command line makes it again."
+    if not facts["shipped"] and not facts.get("name"):
+        return "Its suite has no file, so no command line makes it again."
+    return ""
 
 
 def _drift(record: Mapping[str, Any], pictured: bool) -> str:
@@ -228,10 +243,9 @@ def _how_it_was_made(
     }
     lines = (f"| {escape_markdown(name)} | {value} |" for name, value in rows.items())
     table = "\n".join(["| | |", "|---|---|", *lines])
-    if record["suite_file"].get("in_memory"):
-        again = "Its models or samples were objects in memory, so no command line makes it again."
-    else:
-        word = suite_word(record)
-        where = "" if record["suite_file"]["shipped"] else f", where {escape_markdown(word)} is the suite's file"
+    again, word = _why_not_again(record), suite_word(record)
+    if not again:
+        what = "the recipe beside this card" if word == RECIPE_FILE else "the suite's file"
+        where = "" if record["suite_file"]["shipped"] else f", where {escape_markdown(word)} is {what}"
         again = f"What wrote this folder{where}:\n\n{code_block(making.command(word), 'bash')}"
     return f"## How it was made\n\n{table}\n\n{again}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from featcal.formats.hub import RECIPE_FILE
 from featcal.suite.schema import SPLITS, Suite, load_suite, references
 from featcal.system.errors import InputError
 from featcal.system.fingerprints import json_digest
@@ -47,6 +48,11 @@ def ask_for_suite(name: str, file_name: str | None) -> str:
         name: the suite's own name.
         file_name: that of its file, if the record has it.
     """
+    if file_name == RECIPE_FILE:
+        return (
+            f"it was merged by the recipe {RECIPE_FILE} beside it; make a suite file of that with "
+            f"`featcal suite import {RECIPE_FILE} --out suite.yaml`, and name it with --suite"
+        )
     file = f" {file_name}" if file_name else ""
     if name in {**embedded_suites(), **ready_suites()}:
         return (

@@ -264,7 +264,8 @@ class Suite(Strict):
 
     @property
     def file_name(self) -> str:
-        """Return the name of the suite file, without its folder; "" if the suite has no file."""
+        """Return the name of the suite file, without its folder, or that of a recipe of mergekit which was merged
+        without one; "" if the suite has no file."""
         return self._file_name
 
     @property
@@ -330,9 +331,7 @@ def load_suite(name_or_path: str | Path) -> Suite:
     content = read_yaml(file)
     if not isinstance(content, dict) or len(_OWN_KEYS & content.keys()) < 2:
         raise InputError(f"{file} is not a suite file, which is a mapping with {', '.join(sorted(_OWN_KEYS))}")
-    suite = suite_from_dict(content, file.resolve().parent, str(file))
-    suite._file_name = file.name
-    return suite
+    return suite_from_dict(content, file.resolve().parent, str(file), file.name)
 
 
 def suite_file(reference: str | Path) -> Path:
@@ -366,8 +365,9 @@ _OWN_KEYS = frozenset({"name", "base", "merged", "tasks"})
 it."""
 
 
-def suite_from_dict(content: dict[str, Any], root: Path, label: str = "suite") -> Suite:
-    """Validate the content of a suite file; `root` anchors its relative paths, `label` names it in errors.
+def suite_from_dict(content: dict[str, Any], root: Path, label: str = "suite", file_name: str = "") -> Suite:
+    """Validate the content of a suite file; `root` anchors its relative paths, `label` names it in errors, `file_name`
+    in records.
 
     A task with `use: NAME` starts from that entry of the task catalogue; its own keys override the entry's.
 
@@ -381,7 +381,7 @@ def suite_from_dict(content: dict[str, Any], root: Path, label: str = "suite") -
         problems = "\n".join(f"  {_place(e['loc'])}: {_explain(e)}" for e in found[:_MOST_PROBLEMS])
         problems += f"\n  and {len(found) - _MOST_PROBLEMS} more" if len(found) > _MOST_PROBLEMS else ""
         raise InputError(f"{label}: not a valid suite\n{problems}") from error
-    suite._root = root
+    suite._root, suite._file_name = root, file_name
     return suite
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,21 @@ def test_a_recipe_is_merged_as_a_suite_is(parents: Path, run: Run, tmp_path: Pat
         vectors = zip(WEIGHTS.values(), experts, strict=True)
         expected = base[name] + sum(weight * (one[name] - base[name]) for weight, one in vectors)
         torch.testing.assert_close(tensor, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_what_its_card_names_is_there(parents: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = weighted(parents, tmp_path / "own.yml", base_model=str(parents / "base"))
+    assert run("merge", recipe, "--out", tmp_path / "first")[0] == 0
+    monkeypatch.chdir(tmp_path / "first")
+    blocks = Path("README.md").read_text().split("```bash\n")[1:]
+    scored, again = ([shlex.split(line)[1:] for line in one.split("\n```")[0].splitlines()] for one in blocks)
+    assert run(*again[0])[0] == 0
+    assert Path("merged/model.safetensors").read_bytes() == Path("model.safetensors").read_bytes()
+    code, _, err = run("replay", ".")
+    assert (code, " ".join(scored[0]) in err) == (1, True)
+    assert run(*scored[0])[0] == 0
+    assert scored[1] == ["evaluate", "suite.yaml", "--card", "DIR"]
+    assert run("replay", ".", "--suite", "suite.yaml")[0] == 0
 
 
 def copy_parents(parents: Path, out: Path) -> Path:

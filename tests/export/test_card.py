@@ -31,6 +31,7 @@ from featcal.formats.contents import tensor_digests
 from featcal.session.session import Session, open_session
 from featcal.studies.history import History
 from featcal.studies.scored_card import score_into_card
+from featcal.suite.schema import suite_from_dict
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
 from featcal.system.formatting import escape_markdown, percent, points
@@ -155,6 +156,14 @@ def test_a_merge_says_in_words_what_it_is(tiny: Family, tmp_path: Path) -> None:
     assert f"| {TASKS[0]} | accuracy | {percent(one.value)} | {percent(expert.value)} | 12 |" in (
         load_card(tmp_path / "out").text
     )
+
+
+def test_a_card_names_no_file_of_a_suite_that_has_none(tiny: Family, tmp_path: Path) -> None:
+    suite = suite_from_dict(tiny.suite.model_dump(exclude_none=True), tiny.suite.root)
+    merge_to_folder(suite, "ties", None, tmp_path / "out")
+    text = load_card(tmp_path / "out").text
+    assert "Its suite has no file, so no command line makes it again." in text
+    assert ".yaml" not in text
 
 
 def test_what_is_not_of_this_suite_is_not_scored(tiny: Family, tmp_path: Path) -> None:
