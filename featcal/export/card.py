@@ -204,7 +204,7 @@ def _no_scores(record: Mapping[str, Any]) -> str:
     if word == RECIPE_FILE:
         word = "suite.yaml"
         lines = [shlex.join(["featcal", "suite", "import", RECIPE_FILE, "--out", word])]
-        sentence = f"With the samples of every task filled in, the suite of {RECIPE_FILE}"
+        sentence = f"Once the suite of {RECIPE_FILE} has what its head lists, it"
     lines.append(shlex.join(["featcal", "evaluate", word, "--card", "DIR"]))
     sentence += " scores the model, what it was made of and the experts, and writes the scores here:"
     return f"{NOT_MEASURED} {sentence}\n\n{code_block(chr(10).join(lines), 'bash')}"

@@ -16,6 +16,7 @@ import torch
 
 from featcal.family.opening import Family
 from featcal.formats.weights import Weights
+from featcal.suite.recipe import MergeRecipe
 from featcal.system.distributed import ALONE, Ranks
 from featcal.system.errors import InputError
 
@@ -52,7 +53,8 @@ class Lineages:
     whole: bool
     """True if every matrix was compared, False if one of each layer."""
     start: str = "base"
-    """Name of the start of the distances: the base, or the merged model if the base is not known."""
+    """Name of the start of the distances: the base, the merged model if the base is not known, or the expert that
+    stands in for it."""
 
     def to_json(self) -> dict[str, Any]:
         models = {role: {"distance": list(o.distance), "cosine": list(o.cosine)} for role, o in self.models.items()}
@@ -106,14 +108,26 @@ def check_lineage(family: Family, merged: Weights | None = None, ranks: Ranks = 
         InputError: a model does not descend from the base in any layer, or has values that no training produces.
     """
     # Each rank reads the experts whose tasks it leads, and rank 0 the merged model: no file is read twice.
-    own = {f"expert '{task}'": expert for task, expert in ranks.select_led(family.experts).items()}
+    stand_in = _stand_in(family)
+    own = {f"expert '{task}'": one for task, one in ranks.select_led(family.experts).items() if task != stand_in}
     found, wrong_values = measure_lineage(family, own if merged is None or ranks.rank else {"merged": merged, **own})
     lineages, damaged = replace(found, models=ranks.union(found.models)), ranks.union(wrong_values)
+    if stand_in is not None:
+        lineages = replace(lineages, start=f"expert '{stand_in}'")
     problems, notes = judge_distances(lineages)
     wrong = [problem for found in (damaged, problems) for own in found.values() for problem in own]
     if wrong:
         raise InputError(*wrong)
     return [note for own in notes.values() for note in own]
+
+
+def _stand_in(family: Family) -> str | None:
+    """Return the task whose expert is the base of a mean of whole models too, which has none; None for other merges,
+    whose experts should differ from the base."""
+    suite = family.suite
+    if not isinstance(suite.merged, MergeRecipe) or suite.merged.method != "linear":
+        return None
+    return next((name for name, task in suite.tasks.items() if task.expert == suite.base), None)
 
 
 def judge_distances(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
@@ -139,7 +153,7 @@ def judge_distances(lineages: Lineages) -> tuple[dict[str, list[str]], dict[str,
                 + ("give a model that was trained from this base" if whole else "was it trained from this base?")
             ]
         elif own.mean == 0 and role != "merged":
-            notes[role] = [f"{role}: its weights are the {start}'s own; is it the right file?"]
+            notes[role] = [f"{role}: its weights are those of the {start}; is it the right file?"]
         elif own.mean > FAR * usual > 0 and role != "merged":
             notes[role] = [
                 f"{role}: {own.mean / usual:.0f} times as far from the {start} as the other experts ({own.mean:.2f} of "

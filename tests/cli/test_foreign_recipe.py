@@ -91,6 +91,11 @@ def test_a_mean_takes_the_files_of_its_first_model(parents: Path, run: Run, tmp_
     made = document(run("merge", recipe, "--out", tmp_path / "merged", "--json"))
     assert (tmp_path / "merged" / "chat_template.jinja").read_text() == TEMPLATE
     assert any(f"base is {own / 'base'}" in note for note in made["notes"])
+    assert "its weights are" not in "".join(made["notes"])  # the first model stands in for a base
+    shutil.rmtree(own / "right")
+    shutil.copytree(own / "left", own / "right")
+    made = document(run("merge", recipe, "--out", tmp_path / "twice", "--json"))
+    assert "expert 'right': its weights are those of the expert 'left'; is it the right file?" in made["notes"]
 
 
 def test_what_a_recipe_asks_for_in_vain_is_said(parents: Path, run: Run, tmp_path: Path) -> None:

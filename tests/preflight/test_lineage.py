@@ -66,7 +66,7 @@ def test_copies_and_outliers_are_noted(own_suite_file: Path, edit_suite: Edit) -
     found = check_suite(load_suite(own_suite_file), probe=False)
     assert found.problems == ()
     notes = "\n".join(found.notes)
-    assert "expert 'still': its weights are the base's own" in notes
+    assert "expert 'still': its weights are those of the base" in notes
     assert "expert 'far': 6 times as far from the base as the other experts (1.90 of its norm against 0.30)" in notes
     assert "expert 'twin': exactly as far from the base as expert 'pets': the same file twice?" in notes
     assert "expert 'near'" not in notes
