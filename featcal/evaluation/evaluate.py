@@ -206,6 +206,12 @@ def _score(family: Family, model: Weights, drawn: Samples, shared: Head | None, 
     task = family.suite.task(drawn.task)
     if drawn.targets is None:
         raise NoScores(f"task '{drawn.task}', {drawn.split} samples: no answers to score against; give 'target'")
+    source = task.source(drawn.split)
+    if source is not None and source.self_generated is not None:
+        raise NoScores(
+            f"task '{drawn.task}', {drawn.split} samples: texts that its expert wrote have no right answers; add "
+            "'test:' samples with a 'target' to the task, or name a suite that has them"
+        )
     metric = "exact_match" if task.metric == "accuracy" else task.metric
     if metric == "spearman":
         with name_problems(f"task '{drawn.task}', {drawn.split} samples"):

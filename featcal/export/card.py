@@ -88,7 +88,7 @@ def model_card(family: Family, record: Mapping[str, Any], making: CardProvenance
         f"# {escape_markdown(making.title)}",
         making.what,
         *(f"**Warning:** {escape_markdown(one)}." for one in making.warnings),
-        f"## Scores\n\n{mark(SCORES, _no_scores(record))}",
+        f"## Scores\n\n{mark(SCORES, _no_scores(record, family.suite))}",
         _drift(record, making.pictured),
         _how_it_was_made(family, record, making, settings),
         f"## Licence\n\n{mark(LICENCE, describe_licence(record['licences']))}",
@@ -196,10 +196,13 @@ def data_on_hub(suite: Suite, split: str) -> dict[str, str]:
     return {task: hub for task, hub in named.items() if hub_model(hub) and not (suite.root / hub).exists()}
 
 
-def _no_scores(record: Mapping[str, Any]) -> str:
+def _no_scores(record: Mapping[str, Any], suite: Suite) -> str:
     """Return the text of a card without scores."""
     if _why_not_again(record):
         return NOT_MEASURED
+    sources = [task.source(suite.scored_split) for task in suite.tasks.values()]
+    if any(one is not None and one.self_generated is not None for one in sources):
+        return f"{NOT_MEASURED} The samples are texts that experts wrote, which have no right answers."
     word, lines, sentence = suite_word(record), [], "This"
     if word == RECIPE_FILE:
         word = "suite.yaml"

@@ -14,12 +14,15 @@ from tiny_text import ROWS, TASKS, WORDS, distributions, text_suite
 
 from featcal import CalibrationConfig, Family, InputError, calibrate, load_suite, open_family, open_session
 from featcal.evaluation.generation_check import compare_generation
+from featcal.export.merge import merge_to_folder
 from featcal.formats.weights import Overlay
 from featcal.models.families.language import IGNORED
 from featcal.preflight.check import check_suite
 from featcal.preflight.places import Places
 from featcal.preflight.samples import check_samples
+from featcal.session.session import Session
 from featcal.suite.views import EvaluationSamples
+from featcal.system.errors import NoScores
 
 END, START = 1, 2
 ASKED = ["w3 w4", "w5", "w6 w7 w8 w9"]
@@ -198,6 +201,17 @@ def test_nobody_is_measured_on_what_experts_wrote(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(content))
     with pytest.raises(InputError, match="is for calibration alone"):
         load_suite(file)
+
+
+def test_what_an_expert_wrote_is_no_right_answer(tmp_path: Path) -> None:
+    """Not even its own: it drew its text. The card promises no scores."""
+    family = written(tmp_path, "llama", ASKED, validation=None, test=None)
+    with pytest.raises(NoScores, match="'left', calibration samples: texts that its expert wrote have no right answ"):
+        Session(family).measure.scores("expert", EvaluationSamples(2))
+    merge_to_folder(family, "ties", None, tmp_path / "out")
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "Not measured. The samples are texts that experts wrote, which have no right answers." in text
+    assert "featcal evaluate" not in text
 
 
 def test_check_counts_what_will_be_written_and_asks_nobody_to_write(
