@@ -103,10 +103,13 @@ def export_folder(folder: str, targets: Sequence[str], base: str | None, out: Pa
 
 
 def say_where_to(out: str) -> None:
-    """Print the command that checks a written folder for other programs that can run its class."""
-    named = read_json(Path(out) / "config.json").get("architectures") if (Path(out) / "config.json").is_file() else None
+    """Print the command that checks a written folder for other programs that can run its class, and its weights if they
+    are packed."""
+    config = read_json(Path(out) / "config.json") if (Path(out) / "config.json").is_file() else {}
+    named = config.get("architectures")
     known = SUPPORT.get(named[0]) if isinstance(named, list) and named else None
-    targets = [target for target in SOURCES if getattr(known, target, False)]
+    taken = ["vllm"] if "quantization_config" in config else SOURCES
+    targets = [target for target in taken if getattr(known, target, False)]
     if targets:
         wanted = [word for target in targets for word in ("--for", target)]
         print_message(f"to hand it on: {shlex.join(['featcal', 'check', out, *wanted])}")

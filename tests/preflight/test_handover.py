@@ -422,20 +422,22 @@ def test_a_written_model_goes_through_gguf_and_back(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("model", "targets"),
+    ("config", "targets"),
     [
-        ("LlamaForCausalLM", ["gguf", "vllm", "ollama"]),
-        ("GPT2LMHeadModel", ["gguf", "vllm"]),
-        ("CLIPModel", ["vllm"]),
-        ("ViTModel", []),
+        ({"architectures": ["LlamaForCausalLM"]}, ["gguf", "vllm", "ollama"]),
+        ({"architectures": ["LlamaForCausalLM"], "quantization_config": {}}, ["vllm"]),
+        ({"architectures": ["GPT2LMHeadModel"]}, ["gguf", "vllm"]),
+        ({"architectures": ["CLIPModel"]}, ["vllm"]),
+        ({"architectures": ["ViTModel"], "quantization_config": {}}, []),
+        ({}, []),
     ],
 )
-def test_the_next_command_names_programs_that_know_the_class(
-    model: str, targets: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_next_command_names_programs_that_take_the_folder(
+    config: dict[str, Any], targets: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "my merge"
     out.mkdir()
-    (out / "config.json").write_text(json.dumps({"architectures": [model]}))
+    (out / "config.json").write_text(json.dumps(config))
     say_where_to(str(out))
     said = capsys.readouterr().out.removeprefix("to hand it on: ")
     assert shlex.split(said) == (
