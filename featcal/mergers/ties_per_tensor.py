@@ -59,7 +59,10 @@ def trim_tensor(vector: Tensor, density: float, sizes: Sequence[int] | None = No
     trimmed = torch.zeros_like(vector, memory_format=torch.contiguous_format)
     split = list(sizes or [vector.numel()])
     for part, target in zip(torch.split(vector.flatten(), split), torch.split(trimmed.view(-1), split), strict=True):
-        # Equal magnitudes at the edge are frequent in half precision: `topk` decides, as in mergekit.
-        largest = part.abs().topk(kept_count(len(part), density), sorted=False).indices
+        size, kept = part.abs().float(), kept_count(len(part), density)
+        values, largest = size.topk(kept, sorted=False)
+        # Equal magnitudes at the edge are frequent in half precision: mergekit keeps those that sorting has first.
+        if int((size >= values.min()).sum()) > kept:
+            largest = size.argsort(descending=True)[:kept]
         target[largest] = part[largest]
     return trimmed
