@@ -11,6 +11,7 @@ merged weights are sum_i c_i theta_i with sum_i c_i = 1, for any choice of the f
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class LayerContents:
     stock: float = 0.0
     """Share t of the way from the base to the experts' mean that Model Stock takes, by the angles between their task
     vectors, tensor by tensor; for the whole layer by least squares."""
+    stocked: float = 0.0
+    """Distance from the base to which Model Stock goes by these shares."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Makeup:
     start: str = "the base"
     """Name of the start of differences: the base, or an expert if the base is not known."""
     is_base_known: bool = True
+    computed: str = ""
+    """dtype in which it was merged, if narrower than the one in which it is stored."""
 
     @cached_property
     def coefficients(self) -> dict[str, float]:
@@ -132,11 +137,23 @@ class Makeup:
     @property
     def far_layers(self) -> dict[str, float]:
         """Return the layers with a distance out of all proportion, with that distance in medians."""
-        ways = {one.layer: one.moved / one.summed for one in self.layers if one.summed > 0}
+        return self._find_far({one.layer: one.moved / one.summed for one in self.layers if one.summed > 0})
+
+    @property
+    def far_from_stock(self) -> dict[str, float]:
+        """Return the layers whose distance is out of all proportion to the one of Model Stock, with it in medians."""
+        stock = {one.layer: math.hypot(one.stocked, one.rounding) for one in self.layers}
+        return self._find_far({one.layer: one.moved / stock[one.layer] for one in self.layers if stock[one.layer] > 0})
+
+    def _find_far(self, ways: Mapping[str, float]) -> dict[str, float]:
         usual = self._median(ways.values())
         return {
             layer: way / usual for layer, way in ways.items() if way > FAR * usual > 0 and layer not in self.zero_layers
         }
+
+    def is_in_a_layer(self, task: str) -> bool:
+        """Say whether an expert makes up more than a negligible part of some layer's difference from the base."""
+        return any(one.parts.get(task, 0.0) > FAINT * one.moved > 0 for one in self.layers)
 
     def find_absent(self, stated: Mapping[str, float] | None = None) -> tuple[str, ...]:
         """Find the tasks whose experts are absent from the merge: their coefficients are faint, and their parts of its
@@ -174,16 +191,23 @@ class Makeup:
         return {**whole, "layers": layers}
 
 
-def take_contents(family: Family, merged: Weights) -> Makeup:
+def take_contents(family: Family, merged: Weights, computed: str = "") -> Makeup:
     """Measure the ingredients of a merged model, with one tensor of every model in memory at a time.
+
+    Args:
+        computed: dtype in which it was merged, if known.
 
     Raises:
         InputError: values that are not finite, with the tensor's name.
     """
     first = next(iter(family.experts))
     start = family.base if family.is_base_known else family.experts[first]
-    layers = tuple(_take_layer(family, start, merged, layer, names) for layer, names in _layers(family))
-    return Makeup(layers, "the base" if family.is_base_known else f"the expert '{first}'", family.is_base_known)
+    dtype = getattr(torch, computed, None)
+    coarse = torch.finfo(dtype).eps if isinstance(dtype, torch.dtype) and dtype.is_floating_point else 0.0
+    stored = [torch.finfo(merged.info[name].dtype).eps for _, names in _layers(family) for name in names]
+    layers = tuple(_take_layer(family, start, merged, layer, names, coarse) for layer, names in _layers(family))
+    whose = "the base" if family.is_base_known else f"the expert '{first}'"
+    return Makeup(layers, whose, family.is_base_known, computed if coarse > max(stored, default=0.0) else "")
 
 
 def _layers(family: Family) -> Iterator[tuple[str, Sequence[str]]]:
@@ -198,19 +222,24 @@ def _layers(family: Family) -> Iterator[tuple[str, Sequence[str]]]:
             yield layer, known
 
 
-def _take_layer(family: Family, start: Weights, merged: Weights, layer: str, names: Sequence[str]) -> LayerContents:
+def _take_layer(
+    family: Family, start: Weights, merged: Weights, layer: str, names: Sequence[str], coarse: float
+) -> LayerContents:
+    """Measure the ingredients of one layer; rounding is at least as coarse as the given epsilon."""
     tasks = list(family.experts)
     gram = torch.zeros(len(tasks) + 1, len(tasks) + 1, dtype=torch.float64)
-    base, noise, stock, zeros, matrices = 0.0, 0.0, 0.0, [], []
+    base, noise, stock, stocked, zeros, matrices = 0.0, 0.0, 0.0, 0.0, [], []
     for name in names:
         first = start.read([name])[name]
         own = merged.read([name])[name]
         others = [family.experts[task].read([name])[name] for task in tasks]
         products, square = _multiply(first, [*others, own])
         gram += products
-        stock += _stock_ratio(products[:-1, :-1]) * float(products[:-1, :-1].sum())
+        ratio, way = _stock_ratio(products[:-1, :-1]), float(products[:-1, :-1].sum().clamp(min=0))
+        stock += ratio * way
+        stocked += (ratio / len(tasks)) ** 2 * way
         base += square
-        noise += square * torch.finfo(own.dtype).eps ** 2 / 12
+        noise += square * max(torch.finfo(own.dtype).eps, coarse) ** 2 / 12
         matrices += [name] * (first.ndim > 1 and square > 0)
         zeros += [name] * (square > 0 and not bool(own.any()))
     own_gram, dots, moved = gram[:-1, :-1], gram[:-1, -1], float(gram[-1, -1])
@@ -232,6 +261,7 @@ def _take_layer(family: Family, start: Weights, merged: Weights, layer: str, nam
         bool(matrices) and set(matrices) <= set(zeros),
         {task: abs(float(found[i])) * float(own_gram[i, i]) ** 0.5 for i, task in enumerate(tasks) if changed[i]},
         stock / summed if summed > 0 else 0.0,
+        stocked**0.5,
     )
 
 

@@ -155,6 +155,46 @@ def test_model_stock_goes_as_far_as_its_rule_says(family: Family) -> None:
     assert not alike.is_as_stocked
 
 
+def test_layers_are_held_against_what_model_stock_gives_them(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts that are alike in one block alone: there it goes all the way, and elsewhere hardly at all."""
+    names = list(family.adapter.blocks()[1].names)
+    right = Overlay("right", family.experts["right"], family.experts["left"].read(names))
+    near = replace(family, experts={"left": family.experts["left"], "right": right})
+    model = by_tensor(near, model_stock)
+    monkeypatch.setattr("featcal.family.ingredients.FAR", 2.5)
+    found = take_contents(near, model)
+    assert list(found.far_layers) == ["block 1"]
+    assert found.far_from_stock == {}
+    for layer in found.layers:
+        assert layer.stocked == pytest.approx(layer.moved, rel=1e-6)
+    names = list(family.adapter.blocks()[2].names)
+    base, own = family.base.read(names), model.read(names)
+    far = take_contents(near, Overlay("far", model, {n: base[n] + 20 * (t - base[n]) for n, t in own.items()}))
+    assert far.far_from_stock == {"block 2": pytest.approx(20, rel=0.05)}
+
+
+def test_an_expert_of_one_layer_is_in_that_layer(family: Family) -> None:
+    names = list(family.adapter.blocks()[2].names)
+    model = Overlay("one", family.experts["left"], family.experts["right"].read(names))
+    found = take_contents(family, model)
+    assert found.find_absent() == ("right",)
+    assert (found.is_in_a_layer("right"), found.is_in_a_layer("left")) == (True, True)
+    assert not take_contents(family, family.experts["left"]).is_in_a_layer("right")
+
+
+def test_rounding_is_that_of_the_dtype_in_which_it_was_merged(family: Family) -> None:
+    names = list(family.adapter.tower)
+    exact = merge(family, weights={"left": 0.5, "right": 0.25}).read(names)
+    rounded = Overlay("rounded", family.base, {n: t.bfloat16().to(t.dtype) for n, t in exact.items()})
+    found = take_contents(family, rounded, "bfloat16")
+    assert found.rest == pytest.approx(found.rounding, rel=0.5)
+    assert found.computed == "bfloat16"
+    plain = take_contents(family, rounded)
+    assert plain.rest > 10 * plain.rounding
+    for same in ("", "float64", "float32", "auto"):
+        assert take_contents(family, rounded, same) == plain
+
+
 def test_without_a_base_coefficients_are_shares_of_whole_models(family: Family) -> None:
     unknown = replace(family, base=UnknownBase(family.base))
     found = take_contents(unknown, merge(family, weights={"left": 0.7, "right": 0.3}))
