@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from featcal.authoring.ancestors import find_common_ancestors
 from featcal.authoring.common import Imported, model_reference, read_recipe, samples_missing, task_names
-from featcal.authoring.mergekit_schema import Configuration, MergekitModel, validate_configuration
+from featcal.authoring.mergekit_schema import Configuration, MergekitModel, Module, validate_configuration
 from featcal.suite.methods import merger_names, method
 from featcal.suite.options import options_of_class
 from featcal.suite.recipe import Dtype, MergeRecipe
@@ -91,6 +91,8 @@ class MergedModels:
         coefficients: task → c of merged = base + Σ c (expert - base); None if the recipe has no plain numbers.
         is_exact: whether the method equals this sum; else it only preserves the order of the coefficients.
         notes: remarks on a vocabulary that is not the base's.
+        is_uneven: whether it gives layers or tensors values of their own.
+        dtype: in which it computes; "" if it names none.
     """
 
     method: str
@@ -99,6 +101,8 @@ class MergedModels:
     coefficients: Mapping[str, float] | None
     is_exact: bool
     notes: tuple[str, ...]
+    is_uneven: bool = False
+    dtype: str = ""
 
 
 def read_contents(content: dict[str, Any], beside: Path, label: str) -> MergedModels:
@@ -121,6 +125,8 @@ def read_contents(content: dict[str, Any], beside: Path, label: str) -> MergedMo
         coefficients,
         is_exact,
         tuple(_vocabulary_problems(config)),
+        _is_uneven(config),
+        config.dtype or "",
     )
 
 
@@ -147,6 +153,31 @@ def _coefficients(
         return None, False
     scale = content.get("scale", 1.0) / total
     return {task: scale * weight for task, weight in weights.items()}, "density" not in content
+
+
+def _is_uneven(config: Configuration) -> bool:
+    """Say whether layers or tensors have values of their own: slices that differ, gradients, or filtered values."""
+    parts: list[Configuration | Module] = [config, *(config.modules or {}).values()]
+    places: list[Mapping[str, Any]] = []
+    for part in parts:
+        slices = part.slices or []
+        kinds = [(one.base_model, one.parameters, [(s.model, s.parameters) for s in one.sources]) for one in slices]
+        if any(kind != kinds[0] for kind in kinds):
+            return True
+        places += [part.parameters, *(one.parameters for one in part.models or [])]
+        places += [one.parameters for one in slices]
+        places += [source.parameters for one in slices for source in one.sources]
+    return any(_has_several(value) for place in places for value in place.values())
+
+
+def _has_several(value: Any) -> bool:
+    """Say whether a parameter is a gradient of different values, or has other values for some tensors."""
+    if not isinstance(value, (list, dict)):
+        return False
+    entries = value if isinstance(value, list) else [value]
+    own = [one.get("value") if isinstance(one, dict) else one for one in entries]
+    numbers = {str(number) for one in own for number in (one if isinstance(one, list) else [one])}
+    return len(numbers) > 1 or all(isinstance(one, dict) and one.get("filter") not in (None, "*") for one in entries)
 
 
 def _vocabulary_problems(config: Configuration) -> Iterator[str]:

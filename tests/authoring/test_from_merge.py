@@ -88,6 +88,31 @@ def test_coefficients_are_those_that_the_method_gives(
     assert found.contents.is_exact == is_exact
 
 
+SPLIT = [{"sources": [{"model": f"./{n}", "layer_range": [i, i + 1]}]} for i, n in enumerate(("a", "b"))]
+
+
+@pytest.mark.parametrize(
+    ("more", "is_uneven"),
+    [
+        ({"parameters": {"lambda": 0.5}}, False),
+        ({"parameters": {"density": [0.5, 0.5]}}, False),
+        ({"parameters": {"density": [0, 1]}}, True),
+        ({"parameters": {"weight": [{"value": 0.1}]}}, False),
+        ({"parameters": {"weight": [{"filter": "mlp", "value": 1.0}, {"value": 0.1}]}}, True),
+        ({"parameters": {"weight": {"filter": "mlp", "value": 1.0}}}, True),
+        ({"models": [{"model": "./a", "parameters": {"weight": [0, 1]}}, {"model": "./b"}]}, True),
+        ({"models": None, "slices": SPLIT}, True),
+        ({"models": None, "slices": SPLIT[:1]}, False),
+        ({"models": None, "modules": {"text": {"slices": SPLIT}}}, True),
+    ],
+)
+def test_a_recipe_says_whether_its_layers_differ(folder: Path, more: dict[str, Any], is_uneven: bool) -> None:
+    write(folder, recipe(dtype="bfloat16", **more))
+    found = find_origins(folder, None, {}).contents
+    assert found is not None
+    assert (found.is_uneven, found.dtype) == (is_uneven, "bfloat16")
+
+
 def test_what_is_given_goes_before_what_is_written(folder: Path) -> None:
     write(folder, recipe())
     root = folder.parents[1]
