@@ -123,6 +123,8 @@ def _judge_weights(reference: str, files: Stamp, _suite: Suite) -> Verdict:
             contents.notes,
             recipe.found_base,
             recipe.missed_base,
+            contents.is_uneven,
+            contents.dtype,
         )
     found = examine_weights(opened, recipe, MergeNames(str(opened.folder), reference))
     return Verdict(tuple(judge_weights(found)), "")

@@ -165,7 +165,13 @@ def _recipe(origins: Origins) -> Recipe:
     if contents is None:
         return named
     return replace(
-        named, stated=origins.coefficients, is_exact=contents.is_exact, method=contents.method, notes=contents.notes
+        named,
+        stated=origins.coefficients,
+        is_exact=contents.is_exact,
+        method=contents.method,
+        notes=contents.notes,
+        is_uneven=contents.is_uneven,
+        dtype=contents.dtype,
     )
 
 

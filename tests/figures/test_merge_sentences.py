@@ -121,6 +121,68 @@ def test_rounding_is_not_taken_for_another_model() -> None:
     assert "60 % of its way from the base comes from none of the experts: another model" in strange["absent"]
 
 
+FAR = tuple(replace(HEALTHY.layers[0], layer=f"block {i}", moved=10.0 if i == 2 else 1.0) for i in range(5))
+
+
+def test_a_layer_that_lies_far_is_a_fault_unless_its_recipe_asks_for_it() -> None:
+    far = replace(HEALTHY, layers=FAR)
+    fault = judge_merge(findings(far))
+    assert said(fault)["far"] == (
+        "block 2 lies 10 times as far from the base as the other layers: it was not merged as they were."
+    )
+    assert (fault.next, fault.sentences[0].numbers["broken"]) == (MERGE, True)
+    asked = judge_merge(findings(far, stated=None, is_exact=False, is_uneven=True))
+    assert said(asked)["uneven"] == (
+        "block 2 lies 10 times as far from the base as the other layers; its recipe gives layers values of their own."
+    )
+    assert (asked.next, "far" in said(asked), asked.sentences[0].numbers["broken"]) == (REPAIR, False, False)
+
+
+def test_a_layer_of_model_stock_is_held_against_its_own_share() -> None:
+    asked = replace(HEALTHY, layers=tuple(replace(one, stocked=one.moved, stock=0.5) for one in FAR))
+    stock = {"stated": None, "is_exact": False, "method": "model_stock"}
+    assert judge_merge(findings(asked, **stock)).sentences[0].numbers["broken"] is False
+    even = replace(HEALTHY, layers=tuple(replace(one, stocked=1.0, stock=0.5) for one in FAR))
+    assert said(judge_merge(findings(even, **stock)))["far"] == (
+        "block 2 lies 10 times as far from the base as the other layers, each measured by its share in model_stock: it "
+        "was not merged as they were."
+    )
+
+
+def test_an_expert_of_some_layers_alone_is_not_absent_where_the_recipe_says_so() -> None:
+    layers = [replace(one, coefficients={"a": 1.0, "b": b}, parts={"a": 1.0, "b": b}) for one, b in zip(
+        contents().layers, (0.0, 0.0, 1.0), strict=True
+    )]  # fmt: skip
+    partly = replace(contents(), layers=tuple(layers))
+    assert "absent" in said(judge_merge(findings(partly, stated=None)))
+    assert "absent" not in said(judge_merge(findings(partly, stated=None, is_uneven=True)))
+    never = contents(a=1.0, b=0.0)
+    assert "absent" in said(judge_merge(findings(never, stated=None, is_uneven=True)))
+
+
+@pytest.mark.parametrize(
+    ("method", "is_uneven", "why"),
+    [
+        ("task_arithmetic", False, ""),
+        ("task_arithmetic", True, ", since its recipe gives tensors values of their own"),
+        ("ties", True, ", which ties does to single values"),
+        ("dare_linear", False, ", which dare_linear does to single values"),
+        ("slerp", False, ", since slerp keeps lengths, which no sum does"),
+    ],
+)
+def test_only_what_the_method_does_is_laid_to_it(method: str, is_uneven: bool, why: str) -> None:
+    given = findings(
+        contents(explained=0.8, a=0.5, b=0.25), stated=None, is_exact=False, method=method, is_uneven=is_uneven
+    )
+    assert said(judge_merge(given))["contents"].endswith(f"60 % of its way from the base is no sum of theirs{why}.")
+
+
+def test_rounding_of_the_merge_itself_is_named() -> None:
+    rounded = replace(contents(explained=0.8, rounding=0.5, a=0.5, b=0.25), computed="bfloat16")
+    text = said(judge_merge(findings(rounded, stated=None, is_exact=False)))["contents"]
+    assert text.endswith("is no sum of theirs, but rounding to bfloat16, in which it was merged.")
+
+
 def test_model_stock_that_is_nearly_the_base_is_not_merged_again_by_its_recipe() -> None:
     near = contents(moved=0.1, explained=0.02, a=0.01, b=0.01)
     near = replace(near, layers=tuple(replace(one, stock=0.02) for one in near.layers))

@@ -35,6 +35,11 @@ SPHERICAL = ("slerp", "nuslerp", "karcher", "multislerp")
 """mergekit's names for methods that rotate directions and preserve lengths."""
 STOCK, SPLICE = "model_stock", "passthrough"
 """mergekit's names for Model Stock, and for the method that copies whole layers."""
+SINGLE = (
+    "ties", "dare_linear", "dare_ties", "breadcrumbs", "breadcrumbs_ties", "della", "della_linear", "sce", "ram",
+    "ramplus_tl", "nearswap", "arcee_fusion",
+)  # fmt: skip
+"""mergekit's names for methods that drop or change single values."""
 _MOST = 6
 """Most experts and files that a sentence names."""
 
@@ -73,6 +78,7 @@ class MergeFindings:
         is_written: experts wrote what it is measured on, so that there is nothing to score.
         found_base: the base, where the recipe does not name it and the experts do.
         missed_base: the base that the experts name, where it cannot be had.
+        is_uneven: whether the recipe gives layers or tensors values of their own.
     """
 
     name: str
@@ -91,6 +97,7 @@ class MergeFindings:
     is_written: bool = False
     found_base: str | None = None
     missed_base: str = ""
+    is_uneven: bool = False
 
     @property
     def wrong_files(self) -> list[FileDifference]:
@@ -138,7 +145,8 @@ def judge_merge(found: MergeFindings) -> Verdict:
 def judge_weights(found: MergeFindings) -> list[Sentence]:
     """Write whether a merged model is broken by its files and its weights, and the ingredients of the weights."""
     wrong = list(find_wrong_weights(found))
-    return [_say_state(found, wrong), *_say_files(found), *wrong, _say_contents(found, wrong), *_say_origin(found)]
+    known = [*_say_uneven(found), _say_contents(found, wrong), *_say_origin(found)]
+    return [_say_state(found, wrong), *_say_files(found), *wrong, *known]
 
 
 def find_wrong_weights(found: MergeFindings) -> Iterator[Sentence]:
@@ -149,13 +157,24 @@ def find_wrong_weights(found: MergeFindings) -> Iterator[Sentence]:
     if contents.zero_tensors:
         text = f"{some(contents.zero_tensors)} hold nothing but zeros, and in the base they do not."
         yield Sentence("zeros", text, {"tensors": len(contents.zero_tensors)})
-    for layer, times in contents.far_layers.items():
+    is_stock = found.method == STOCK
+    far = contents.far_from_stock if is_stock else contents.far_layers
+    for layer, times in far.items() if not found.is_uneven else ():
         text = (
-            f"{layer} lies {times:.0f} times as far from {contents.start} as the other layers: it was not merged as "
-            "they were."
+            f"{layer} lies {times:.0f} times as far from {contents.start} as the other layers"
+            f"{f', each measured by its share in {STOCK}' if is_stock else ''}: it was not merged as they were."
         )
         yield Sentence("far", text, {"layer": layer, "times": times})
     yield from _find_wrong_amounts(found)
+
+
+def _say_uneven(found: MergeFindings) -> Iterator[Sentence]:
+    """Write which layers lie far from the base where the recipe gives them values of their own."""
+    contents = found.contents
+    for layer, times in contents.far_layers.items() if found.is_uneven else ():
+        text = f"{layer} lies {times:.0f} times as far from {contents.start} as the other layers"
+        text += "; its recipe gives layers values of their own."
+        yield Sentence("uneven", text, {"layer": layer, "times": times})
 
 
 def _find_wrong_amounts(found: MergeFindings) -> Iterator[Sentence]:
@@ -171,6 +190,8 @@ def _find_wrong_amounts(found: MergeFindings) -> Iterator[Sentence]:
     absent = [task for task in contents.find_absent(stated) if task not in meant]
     if found.method == SPLICE:
         absent = [task for task, layers in contents.layers_by_owner.items() if not layers]
+    elif found.is_uneven:
+        absent = [task for task in absent if not contents.is_in_a_layer(task)]
     for task in absent:
         text = f"Nothing of the expert '{task}' is in it ({own[task]:.2f} of its task vector)"
         if contents.rest > max(_ALIKE, _ROUNDED * contents.rounding):
@@ -275,12 +296,23 @@ def _say_contents(found: MergeFindings, wrong: Sequence[Sentence]) -> Sentence:
         text += ", as its recipe says"
     rest = found.contents.rest
     if own and rest >= 0.005:
-        how = f", which {found.method} does to single values" if found.method and not found.is_exact else ""
-        how = f", since {found.method} keeps lengths, which no sum does" if found.method in SPHERICAL else how
-        how = f", since {STOCK} has another share for every tensor" if found.method == STOCK else how
-        how = ", but rounding to its dtype" if rest <= _ROUNDED * found.contents.rounding else how
-        text += f"; {100 * rest:.0f} % of its way from {start} is no sum of theirs{how}"
+        text += f"; {100 * rest:.0f} % of its way from {start} is no sum of theirs{_say_why(found)}"
     return Sentence("contents", f"{text}.", {**own, "unexplained": rest})
+
+
+def _say_why(found: MergeFindings) -> str:
+    """Write why some of the difference from the base is no sum of task vectors; "" if nothing tells."""
+    contents = found.contents
+    if contents.rest <= _ROUNDED * contents.rounding:
+        dtype = f"{contents.computed}, in which it was merged" if contents.computed else "its dtype"
+        return f", but rounding to {dtype}"
+    if found.method == STOCK:
+        return f", since {STOCK} has another share for every tensor"
+    if found.method in SPHERICAL:
+        return f", since {found.method} keeps lengths, which no sum does"
+    if found.method in SINGLE:
+        return f", which {found.method} does to single values"
+    return ", since its recipe gives tensors values of their own" if found.is_uneven else ""
 
 
 def _say_origin(found: MergeFindings) -> Iterator[Sentence]:

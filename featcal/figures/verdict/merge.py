@@ -35,6 +35,9 @@ class Recipe:
     notes: Sequence[str] = ()
     found_base: str | None = None
     missed_base: str = ""
+    is_uneven: bool = False
+    dtype: str = ""
+    """In which it was merged."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def examine_weights(opened: OpenMerge, recipe: Recipe, names: MergeNames) -> Mer
     return MergeFindings(
         names.name,
         opened.differences,
-        take_contents(family, family.merged),
+        take_contents(family, family.merged, recipe.dtype),
         names.commands(opened.folder, opened.copy, recipe.stated is not None, family.is_base_known),
         recipe.stated,
         recipe.is_exact,
@@ -95,6 +98,7 @@ def examine_weights(opened: OpenMerge, recipe: Recipe, names: MergeNames) -> Mer
         recipe.notes,
         found_base=recipe.found_base,
         missed_base=recipe.missed_base,
+        is_uneven=recipe.is_uneven,
     )
 
 
