@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import gzip
+import re
+import zlib
 from pathlib import Path
 
 from featcal.formats.conversions import python_line
 from featcal.system.errors import InputError
 
 _TABLE = (
-    "import pandas; pandas.read_csv({old!r}, encoding='utf-8-sig', keep_default_na=False%s)"
+    "import pandas, warnings; warnings.simplefilter('error', pandas.errors.ParserWarning); "
+    "pandas.read_csv({old!r}, sep={sep!r}, encoding='utf-8-sig', keep_default_na=False, index_col=False)"
     ".to_json({new!r}, orient='records', lines=True)"
 )
+"""Without `index_col` pandas takes the first of too many values for an index and drops it; a warning says that it drops
+the last."""
 _ROWS = (
     "import gzip, json; from pathlib import Path; text = {unpack}(Path({old!r}).read_bytes()).decode('utf-8-sig'); "
     "Path({new!r}).write_text(''.join(json.dumps(%s) + '\\n' for one in %s))"
 )
 _SHARD = "import datasets; datasets.load_dataset('webdataset', data_files={old!r}, split='train').to_parquet({new!r})"
+_MOST_HEADER = 1 << 16
+"""Largest number of bytes of a header that is looked at."""
 _CONVERSIONS = {
-    ".csv": _TABLE % "",
-    ".tsv": _TABLE % ", sep='\\t'",
+    ".csv": _TABLE,
+    ".tsv": _TABLE,
     ".txt": _ROWS % ("{{'text': one.strip()}}", "text.split('\\n') if one.strip()"),
     "list": _ROWS % ("one", "json.loads(text)"),
     ".tar": _SHARD,
@@ -39,8 +47,21 @@ def conversion(file: Path, kind: str | None = None) -> str:
         return ""
     new = plain.with_suffix(".parquet" if line is _SHARD else ".jsonl")
     new = new.with_stem(f"{new.stem}-rows") if new == plain else new
-    code = line.format(old=str(file), new=str(new), unpack="gzip.decompress" if packed else "bytes")
+    unpack = "gzip.decompress" if packed else "bytes"
+    code = line.format(old=str(file), new=str(new), unpack=unpack, sep=_find_separator(file) if line is _TABLE else "")
     return f"make {new} of it with: {python_line(code)}"
+
+
+def _find_separator(file: Path) -> str:
+    """Return the separator of a table: a tab by its name, else the most frequent one between the names of columns."""
+    if ".tsv" in file.suffixes[-2:]:
+        return "\t"
+    try:
+        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
+            header = re.sub('"[^"]*"', "", stream.readline(_MOST_HEADER).decode("latin-1"))
+    except (OSError, EOFError, zlib.error):
+        return ","  # whoever converts it is told
+    return max(",;\t", key=header.count)  # the first of equal ones
 
 
 def refuse_other_files(file: Path) -> None:

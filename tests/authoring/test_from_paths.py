@@ -467,6 +467,10 @@ LIST = [{"text": "a, b", "label": 1}, {"text": "ü \u2028 NA", "label": 0}]
 OTHERS: dict[str, tuple[bytes, list[dict[str, Any]]]] = {
     "x.csv": ('\ufefftext,label\n"a, b",1\nü \u2028 NA,0\nNA,0\n'.encode(), [*LIST, {"text": "NA", "label": 0}]),
     "x.tsv": (b"text\tlabel\na, b\t1\n", LIST[:1]),
+    "quoted.csv": (b'"text",label\n"a; b; c",1\n', [{"text": "a; b; c", "label": 1}]),
+    "semicolon.csv": ('\ufefftext;label\r\na, b;1\r\n"ü \u2028 NA";0\r\n'.encode(), LIST),
+    "three.csv": (b'"a, b, c";text;label\n1;a, b;1\n', [{"a, b, c": 1, **LIST[0]}]),
+    "tab.csv": (b"text\tlabel\na, b\t1\n", LIST[:1]),
     "x.txt": (b"a\r\n\r\n it's b\r\n", [{"text": "a"}, {"text": "it's b"}]),
     "x.json": (json.dumps(LIST, indent=2).encode(), LIST),
     "x.json.gz": (gzip.compress(json.dumps(LIST).encode()), LIST),
@@ -492,6 +496,15 @@ def test_files_of_other_kinds_are_refused_with_the_line_that_converts_them(
         made = Path(str(caught.value).partition("; make ")[2].partition(" of it with: ")[0])
         assert [json.loads(line) for line in made.read_text().splitlines()] == held
         made.unlink()
+
+
+def test_a_table_with_more_values_than_columns_is_not_cut(here: Path) -> None:
+    (here / "x.csv").write_text("text,label\na, b,1\n")
+    with pytest.raises(InputError) as caught:
+        guess("x.csv", here)
+    with pytest.raises(Warning, match="loss of data"):
+        exec(shlex.split(str(caught.value).partition("with: ")[2])[2], {})
+    assert not (here / "x.jsonl").exists()
 
 
 def test_other_files_are_refused_whatever_they_are_called_in_the_suite(here: Path) -> None:
@@ -604,6 +617,7 @@ REFUSED = {
     "a.bin does not show the kind of source": "a.bin",
     "names no kind of source": "{file: a.jsonl}",
     "does not exist; relative paths start from the current folder": "{jsonl: b.jsonl}",
+    "joined.jsonl: its only column is called 'text;label', as of a table that was not split": "joined.jsonl",
     "none of them called calibration, train, training": "lines",
     "has no sub-folders": "empty",
     "samples: no path": [300 * "x", "~nobody-of-this-name/a.jsonl", "{jsonl: '~nobody-of-this-name/a'}"],
@@ -616,6 +630,7 @@ def test_what_cannot_be_told_is_refused(here: Path, given: str, said: str) -> No
     (here / "a.bin").touch()
     (here / "empty").mkdir()
     jsonl(here / "lines" / "mine.jsonl", {"text": "a"})
+    jsonl(here / "joined.jsonl", {"text;label": "a;1"})
     jsonl(here / "listed.jsonl", *({"text": "a", "split": one} for one in (["train"], {"a": 1}, "train")))
     with pytest.raises(InputError, match=said):
         guess(given, here)
