@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -173,6 +174,11 @@ def source_options(
     >>> source_options(columns, {}, "a.parquet", "classes")[0]
     {'input': '{text}', 'label': 'label'}
     """
+    if len(columns) == 1 and "input" not in given and (joined := next(iter(columns))) != re.sub("[;\t]", "", joined):
+        raise InputError(
+            f"samples: {where}: its only column is called {joined!r}, as of a table that was not split at its "
+            "separators; convert it anew with them, or say the column as {…, input: '{COLUMN}'}"
+        )
     pictures = [name for name, column in columns.items() if column.kind == "picture"]
     if "input" not in given and pictures:
         return _picture_options(columns, pictures, given, where)
