@@ -359,6 +359,14 @@ def test_a_module_of_sentence_transformers_that_does_not_fit_is_found(sentences:
     assert not others
 
 
+@pytest.mark.parametrize(("most", "found"), [(24, 0), (10**30, 1), (None, 1)])
+def test_the_length_of_texts_may_be_the_tokenizers(sentences: Path, most: int | None, found: int) -> None:
+    """Newer versions of sentence-transformers save it there alone."""
+    (sentences / "sentence_bert_config.json").write_text(json.dumps({"transformer_task": "feature-extraction"}))
+    (sentences / "tokenizer_config.json").write_text(json.dumps({} if most is None else {"model_max_length": most}))
+    assert len(list(check_modules(Folder(sentences)))) == found
+
+
 def test_what_is_no_folder_of_transformers_is_refused(tmp_path: Path, run: Run) -> None:
     code, _, err = run("check", tmp_path / "nothing", "--for", "gguf")
     assert (code, "no folder" in err) == (1, True)

@@ -15,6 +15,8 @@ from featcal.system.formatting import printable
 from featcal.system.json_files import read_json_rows
 
 _FLAG = "pooling_mode_"
+_NO_LIMIT = 10**9
+"""A length beyond all; tokenizers without a limit write 10^30."""
 _CONFIG_OF = ("Pooling", "Dense")
 """Kinds of module that have an own file of options."""
 
@@ -75,10 +77,13 @@ def read_modules(folder: Folder) -> list[tuple[str, str]]:
 def _check_length(folder: Folder, place: str) -> Iterator[Obstacle]:
     """Yield a length of texts that is missing, or longer than the model's positions."""
     name = f"{place}/{LENGTH_FILE}" if place else LENGTH_FILE
-    length = folder.json(name).get("max_seq_length")
+    options = folder.json(name)
+    length = options.get("max_seq_length")
     limit, most = folder.config.get("max_position_embeddings"), folder.json(OPTIONS).get("model_max_length")
     if isinstance(limit, int) and folder.config.get("model_type") in ("roberta", "xlm-roberta"):
         limit -= int(folder.config.get("pad_token_id") or 0) + 1  # positions begin after that of padding
+    if options and length is None and isinstance(most, int) and most < _NO_LIMIT:
+        return  # newer versions keep the length with the tokenizer
     if not isinstance(length, int):
         # sentence-transformers takes the smaller of the two instead.
         longest = min((one for one in (limit, most) if isinstance(one, int)), default="the tokenizer's")
