@@ -32,11 +32,12 @@ INPUTS = (
     ("input",),
     ("source",),
     ("content",),
+    ("txt",),
 )
 """Names of input columns; the first of these groups in which all columns hold text counts."""
 ANSWERS = ("target", "answer", "completion", "response", "output", "label")
 PICTURES = ("image", "img", "picture")
-LABELS = ("label", "labels", "fine_label", "class")
+LABELS = ("label", "labels", "fine_label", "class", "cls")
 ALIKE = ("score", "similarity_score", "similarity", "label", "target")
 """Names of columns of numbers that rate the similarity of two texts."""
 ASKED = (("prompt", "completion"), ("instruction", "output"))

@@ -570,6 +570,14 @@ def test_pictures_in_parquet_and_arrays(here: Path) -> None:
     found = guess("b.parquet", here)  # a number that counts no classes
     assert found.task == {"calibration": {"parquet": "b.parquet", "image": "image"}}
     assert "b.parquet: no labels, so nothing is scored" in found.assumed
+    shard = {"cls": [3], "png": [picture], "__key__": ["0"], "__url__": ["x.tar"]}
+    pq.write_table(pa.table(shard), here / "x.parquet")
+    found = guess("x.parquet", here)  # as a shard of webdataset becomes a table
+    assert found.task == {"calibration": {"parquet": "x.parquet", "image": "png", "label": "cls"}}
+    jsonl(here / "x.jsonl", {"cls": 3, "txt": "a", "__key__": "0", "__url__": "x.tar"})
+    assert guess("x.jsonl", here, "classes").task == {
+        "calibration": {"jsonl": "x.jsonl", "input": "{txt}", "label": "cls"}
+    }
     (here / "a.npz").touch()
     assert guess("a.npz", here / "sub").task["test"] == {"arrays": str(here / "a.npz")}
 
