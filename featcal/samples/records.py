@@ -364,6 +364,10 @@ def _to_array(picture: PillowImage, place: str) -> Image:
             f"{place} has {picture.width} by {picture.height} pixels, more than the {MOST_PIXELS:,} that featcal "
             "reads; make it smaller"
         )
+    if picture.mode == "F" and 0 < np.asarray(picture).max() <= 1:
+        raise InputError(
+            f"{place} has numbers up to 1, which are read as black; save it with 8 bits a channel, 0 to 255"
+        )
     # As `datasets` and transformers' image processors have it; `load_image` of transformers turns pictures, too, but
     # shows the colours under transparency.
     return np.asarray(_lay_over_white(_upright(picture)))

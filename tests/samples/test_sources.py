@@ -238,6 +238,19 @@ def test_clipped_pictures_are_told(tmp_path: Path, most: int, clipped: bool) -> 
     assert pool.notes == ((note,) if clipped else ())
 
 
+def test_pictures_of_numbers_up_to_1_are_refused(tmp_path: Path) -> None:
+    """Pillow makes them black."""
+    (tmp_path / "bone").mkdir()
+    for number, most in enumerate((1, 200, 0)):
+        shades = np.array([[0, most / 2, most]], dtype=np.float32)
+        Image.fromarray(shades).save(tmp_path / "bone" / f"{number}.tif")
+    images = opened(tmp_path, imagefolder=".").images
+    assert images is not None
+    assert [one[0, :, 0].tolist() for one in images([1, 2])] == [[0, 100, 200], [0, 0, 0]]
+    with pytest.raises(InputError, match=r"0\.tif has numbers up to 1, which are read as black; save it with 8 bits"):
+        images([0])
+
+
 def test_imagefolder(tmp_path: Path) -> None:
     for name, shade in (("cat", 10), ("dog", 200)):
         (tmp_path / name).mkdir()
