@@ -121,8 +121,9 @@ def read_parquet(path: Path, split: str | None) -> tuple[ArrowTable, bool]:
     """Return the table of a parquet file or a folder of them, and whether its files belong only to `split`.
 
     In a folder the Hub's names decide: the files of split "test" are `test.parquet`, `test-*.parquet` or lie in
-    `test/`. Without any of these they have the split as a word in their name or in that of a folder, as
-    `test_0.parquet` and `data-test.parquet`. If no file has such a name, all files are read.
+    `test/`, or in `split=test/` as partitions of a table. Without any of these they have the split as a word in their
+    name or in that of a folder, as `test_0.parquet` and `data-test.parquet`. If no file has such a name, all files are
+    read.
 
     Raises:
         InputError: there are no parquet files, or they cannot be read or have different columns.
@@ -182,7 +183,11 @@ def _files_of_split(folder: Path, files: Sequence[Path], split: str) -> list[Pat
     # The plain name comes first: beside `train-*` the files `train_extra-*` are a split of their own on the Hub. A
     # folder comes last, and only for files without a split in their name: `train_and_test/test_0` is of "test" alone.
     ways: tuple[Callable[[Path], bool], ...] = (
-        lambda name: name.stem == split or name.stem.startswith(f"{split}-") or split in name.parts[:-1],
+        lambda name: (
+            name.stem == split
+            or name.stem.startswith(f"{split}-")
+            or any(part in (split, f"split={split}") for part in name.parts[:-1])
+        ),
         lambda name: _has_word(name.stem, split),
         lambda name: (
             any(_has_word(part, split) for part in name.parts[:-1])

@@ -310,7 +310,9 @@ def test_parquet_as_the_hub_lays_it_out(here: Path) -> None:
     assert "rte: the answers are the names of classes in column 'label', 'no', 'yes'" in found.assumed
 
 
-@pytest.mark.parametrize("name", ["{}_0", "data-{}", "{}0", "part.{}", "my-{}-data/0", "train_and_test/{}_0"])
+@pytest.mark.parametrize(
+    "name", ["{}_0", "data-{}", "{}0", "part.{}", "my-{}-data/0", "split={}/0", "train_and_test/{}_0"]
+)
 def test_a_split_is_a_word_of_the_name_of_a_parquet_file(here: Path, name: str) -> None:
     """`datasets` reads such a folder so; rows of the test split never get into calibration."""
     import pyarrow as pa
