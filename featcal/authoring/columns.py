@@ -6,9 +6,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import islice
 from typing import Any, Literal
 
+from featcal.samples.records import opens_as_picture
 from featcal.samples.table import ColumnTable
 from featcal.suite.source import TURNS
 from featcal.suite.template import template_fields
@@ -71,7 +73,7 @@ def columns_of_table(table: ColumnTable) -> dict[str, Column]:
             values = [row[name] for row in table.rows(wanted, [name])]
         except InputError:
             values = []
-        whole = not any(isinstance(value, float) for value in values)
+        whole = not any(isinstance(value, float | Decimal) for value in values)
         found[name] = Column(_kind(values), table.class_names(name), whole)
     return found
 
@@ -142,10 +144,12 @@ def _classes(feature: Any) -> tuple[str, ...] | None:
 def _kind(values: Collection[Any]) -> str:
     if values and all(isinstance(one, str) for one in values):
         return "text"
-    if values and all(isinstance(one, int | float) for one in values):
+    if values and all(isinstance(one, int | float | Decimal) for one in values):
         return "number"
     if values and all(_is_picture(one) for one in values):
-        return "picture"
+        stored = [one for one in values if isinstance(one, bytes)]
+        # One is enough: the place of a damaged one is told when it is read.
+        return "picture" if not stored or any(map(opens_as_picture, stored)) else "other"
     if values and all(_holds_turns(one) for one in values):
         return "turns"
     return "other"
@@ -283,6 +287,7 @@ def _classifier_options(
             f"{_advise_renaming(texts)}"
         )
     if right is None:
+        found |= {"label": "COLUMN"} if classes else {}
         what = "class of every text; say it as {…, label: COLUMN}" if classes else (
             "number that says how alike the texts are; say it as {…, target: '{COLUMN}'}"
         )  # fmt: skip

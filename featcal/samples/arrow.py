@@ -29,6 +29,8 @@ SPLIT_NAMES = {
 }
 """Names that files, folders and rows of a suite's splits have; `datasets` takes the same ones for the same split."""
 EVERY_SPLIT_NAME = tuple(chain.from_iterable(SPLIT_NAMES.values()))
+_MOST_DIGITS = 18
+"""Number of digits that always fit 64 bits."""
 _BETWEEN = r"[-._ 0-9]"
 """Characters between the words of a file's name, those of `datasets`."""
 
@@ -198,6 +200,15 @@ def _files_of_split(folder: Path, files: Sequence[Path], split: str) -> list[Pat
     return next(filter(None, named), [])
 
 
+def _count_whole(table: pa.Table) -> pa.Table:
+    """Return a table whose decimals without places are integers, as databases write them."""
+    types = import_pyarrow("Parquet files").types
+    for place, field in enumerate(table.schema):
+        if types.is_decimal(field.type) and field.type.scale == 0 and field.type.precision <= _MOST_DIGITS:
+            table = table.set_column(place, field.name, table.column(place).cast("int64"))
+    return table
+
+
 def _has_word(name: str, word: str) -> bool:
     return re.search(rf"(?:^|{_BETWEEN}){re.escape(word)}(?:$|{_BETWEEN})", name, re.IGNORECASE) is not None
 
@@ -227,7 +238,7 @@ def _parquet_table(path: Path, files: Sequence[Path]) -> ArrowTable:
         file, group = places[chunk]
         try:
             with pq.ParquetFile(file) as opened:
-                return opened.read_row_group(group, columns=columns)
+                return _count_whole(opened.read_row_group(group, columns=columns))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise InputError(f"{file} is not a whole parquet file ({error})") from error
 

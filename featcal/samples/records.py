@@ -338,6 +338,19 @@ def read_image(file: Path | io.BytesIO, place: str) -> Image:
         raise InputError(f"{place} is not a readable picture") from error
 
 
+def opens_as_picture(content: bytes) -> bool:
+    """Say whether bytes begin as a picture that Pillow reads."""
+    from PIL import Image as Pillow
+
+    try:
+        Pillow.open(io.BytesIO(content)).close()
+    except Pillow.DecompressionBombError:
+        return True
+    except _UNREADABLE:
+        return False
+    return True
+
+
 def note_clipping(file: Path) -> tuple[str, ...]:
     """Note that a picture, of several alike, has values beyond those of 8 bits; nothing if it cannot be read."""
     from PIL import Image as Pillow

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from featcal import load_suite
 from featcal.authoring.from_paths import DEFAULT_MERGE, SuiteParts, write_suite_text
 from featcal.authoring.guess import Guess, guess
 from featcal.preflight.check import check_suite
+from featcal.samples.arrow import read_parquet
 from featcal.samples.embedded_pictures import CLASSES, render
 from featcal.samples.sources import preview_samples
 from featcal.suite.schema import Suite, suite_from_dict
@@ -582,6 +584,31 @@ def test_pictures_in_parquet_and_arrays(here: Path) -> None:
     }
     (here / "a.npz").touch()
     assert guess("a.npz", here / "sub").task["test"] == {"arrays": str(here / "a.npz")}
+
+
+def test_labels_of_databases(here: Path) -> None:
+    """duckdb writes some whole numbers as decimals, and texts as bytes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    whole = pa.array([Decimal(3), None], pa.decimal128(4, 0))
+    pq.write_table(pa.table({"text": ["a", "b"], "label": whole}), here / "a.parquet")
+    table = read_parquet(here / "a.parquet", None)[0]
+    assert [type(value) for value in table.column("label")] == [int, type(None)]
+    pq.write_table(pa.table({"text": ["a"], "label": whole[:1]}), here / "a.parquet")
+    found = guess("a.parquet", here, "classes")
+    assert found.task["calibration"]["label"] == "label"
+    texts = {"text": ["a"], "other": ["b"], "score": pa.array([Decimal("3.5")], pa.decimal128(4, 1))}
+    pq.write_table(pa.table(texts), here / "a.parquet")
+    assert guess("a.parquet", here, "likeness").task["calibration"]["target"] == "{score}"
+    pq.write_table(pa.table({"text": ["a"], "label": [b"human"]}), here / "a.parquet")
+    found = guess("a.parquet", here, "classes")
+    assert found.task["calibration"] == {"parquet": "a.parquet", "input": "{text}", "label": "COLUMN"}
+    assert found.missing == ("a.parquet: which column holds the class of every text; say it as {…, label: COLUMN}",)
+    stored = io.BytesIO()
+    Image.new("L", (2, 2)).save(stored, "png")
+    pq.write_table(pa.table({"image": [stored.getvalue(), b"damaged"]}), here / "a.parquet")
+    assert guess("a.parquet", here).task["calibration"] == {"parquet": "a.parquet", "image": "image"}
 
 
 def test_a_name_of_the_catalogue(here: Path) -> None:
