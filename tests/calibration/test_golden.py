@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from lanes import rows
 from safetensors.torch import load_file
 from several import check_alike
 from tiny_clip import in_float64
@@ -67,7 +66,8 @@ def test_agrees_with_the_official_code(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
-@pytest.mark.parametrize("case", rows(["a", "b"], quick=["a"], slow=["b"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["a", "b"])
 def test_processes_agree(case: str, tmp_path: Path) -> None:
     """Whole tasks: to the bit. Tasks that processes share have other batches, which moves float32 features as another
     batch size does in one process (2.9e-6 and 3.3e-5 of a tensor), and those of float64 by nothing."""

@@ -332,6 +332,7 @@ def test_the_path_of_a_gpu_is_walked_without_one(recipe: str, up: float, tmp_pat
     assert row["waits_per_block"] < 50
 
 
+@pytest.mark.slow
 def test_a_record_of_a_gpu_goes_on_where_a_part_fails() -> None:
     """A part that fails, one that is compared with the CPU, one that takes too long."""
     parts = [

@@ -180,6 +180,7 @@ def router_objective(weight: Tensor, trial: Trial, name: str, config: Calibratio
     return total
 
 
+@pytest.mark.slow
 def test_a_router_minimises_the_objective_of_every_map(qwen: Trial) -> None:
     """By the gradient; every router moves, and what it scores with is what the folder holds."""
     config, names = qwen.config(routers=True, eps=0.0), qwen.exact.adapter.uncalibrated_names()
