@@ -179,7 +179,7 @@ def source_options(
     >>> source_options(columns, {}, "a.parquet", "classes")[0]
     {'input': '{text}', 'label': 'label'}
     """
-    if len(columns) == 1 and "input" not in given and (joined := next(iter(columns))) != re.sub("[;\t]", "", joined):
+    if len(columns) == 1 and "input" not in given and re.search("[;\t]", joined := next(iter(columns))):
         raise InputError(
             f"samples: {where}: its only column is called {joined!r}, as of a table that was not split at its "
             "separators; convert it anew with them, or say the column as {…, input: '{COLUMN}'}"

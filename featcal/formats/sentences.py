@@ -13,6 +13,8 @@ from featcal.system.json_files import read_json, read_json_rows
 
 MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
+NO_LIMIT = 10**9
+"""Number of tokens beyond every limit; tokenizers without one write 10^30."""
 PROMPTS_FILE = "config_sentence_transformers.json"
 POOLING = "sentence_pooling"
 """Option of a configuration that holds the kind of pooling: "mean", "first", or a description of another kind."""
@@ -169,8 +171,7 @@ def _length(folder: Path, stated: Any) -> int | None:
             _read(folder / "tokenizer_config.json").get("model_max_length"),
             _read(folder / "config.json").get("max_position_embeddings"),
         )
-        # Tokenizers without a limit write 10^30.
-        return min((int(one) for one in most if isinstance(one, int | float) and 0 < one < 10**9), default=None)
+        return min((int(one) for one in most if isinstance(one, int | float) and 0 < one < NO_LIMIT), default=None)
     if isinstance(stated, bool) or not isinstance(stated, int) or stated < 1:
         raise InputError(f"{folder / LENGTH_FILE}: max_seq_length is {stated!r}, not a number of tokens; correct it")
     return stated

@@ -126,7 +126,7 @@ def test_tasks_are_sorted_by_what_they_gain_and_the_average_stands_apart() -> No
 
 
 def test_halves_in_a_chart_are_those_of_the_table_beside_it() -> None:
-    """As floats 60.15 and 8.15 are less than these, and 6.25 is between two even digits."""
+    """Compare halves that floats store as less (60.15, 8.15), and one that they store exactly (6.25)."""
     frame = pd.DataFrame({"task": ["a", "b"], "merged": [52.0, 53.9], "calibrated": [60.15, 60.15]})
     table = ReportTable("c", frame.assign(gain=frame["calibrated"] - frame["merged"]), digits=1)
     pair = ("merged", "calibrated")

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from featcal.formats.checkpoint import SINGLE_FILE, read_header
-from featcal.formats.sentences import LENGTH_FILE, MODULES_FILE
+from featcal.formats.sentences import LENGTH_FILE, MODULES_FILE, NO_LIMIT
 from featcal.preflight.handover.folder import LABEL, OPTIONS, Folder, Obstacle
 from featcal.system.errors import InputError
 from featcal.system.formatting import printable
 from featcal.system.json_files import read_json_rows
 
 _FLAG = "pooling_mode_"
-_NO_LIMIT = 10**9
-"""A length beyond all; tokenizers without a limit write 10^30."""
 _CONFIG_OF = ("Pooling", "Dense")
 """Kinds of module that have an own file of options."""
 
@@ -82,7 +80,7 @@ def _check_length(folder: Folder, place: str) -> Iterator[Obstacle]:
     limit, most = folder.config.get("max_position_embeddings"), folder.json(OPTIONS).get("model_max_length")
     if isinstance(limit, int) and folder.config.get("model_type") in ("roberta", "xlm-roberta"):
         limit -= int(folder.config.get("pad_token_id") or 0) + 1  # positions begin after that of padding
-    if options and length is None and isinstance(most, int) and most < _NO_LIMIT:
+    if options and length is None and isinstance(most, int) and most < NO_LIMIT:
         return  # newer versions keep the length with the tokenizer
     if not isinstance(length, int):
         # sentence-transformers takes the smaller of the two instead.
