@@ -69,9 +69,10 @@ def forget_checkpoints() -> Iterator[None]:
     shutil.rmtree(CACHE / "checkpoints", ignore_errors=True)
 
 
-@pytest.fixture
-def registrations() -> Iterator[None]:
-    """Take away the methods that a test registers; featcal's own stay, since a module is imported only once."""
+@pytest.fixture(autouse=True)
+def forget_registrations() -> Iterator[None]:
+    """Take away the methods that a test registers, whose code is part of the identity of later jobs and runs; featcal's
+    own stay, since a module is imported only once."""
     before, code = {*methods._REGISTERED}, dict(methods._CODE)
     yield
     methods._CODE.clear()

@@ -78,7 +78,7 @@ def opened() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("opened", "registrations")
+@pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize("name", PUBLIC)
 def test_an_example_of_a_public_name_runs_as_it_stands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the names of its module, quickly, and with no trace in the tables of methods and architectures."""

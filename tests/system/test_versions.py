@@ -67,7 +67,6 @@ def test_code_of_featcal_itself_tells_runs_apart(monkeypatch: pytest.MonkeyPatch
 OWN = "import featcal\n@featcal.merger('{name}', 'of a test')\ndef merge(base, vectors):\n    return base * {factor}\n"
 
 
-@pytest.mark.usefixtures("registrations")
 def test_code_of_a_method_that_was_imported_tells_runs_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     file, found = tmp_path / "merger_of_a_test.py", []
@@ -81,7 +80,6 @@ def test_code_of_a_method_that_was_imported_tells_runs_apart(tmp_path: Path, mon
                      .hexdigest()[:12] for factor in (1, 2)]  # fmt: skip
 
 
-@pytest.mark.usefixtures("registrations")
 def test_a_method_without_a_file_is_never_taken_for_another() -> None:
     """A notebook has methods in no file, and they are written anew there."""
     found = []

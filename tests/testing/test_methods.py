@@ -69,14 +69,11 @@ def own_methods(tmp_path: Path) -> Iterator[None]:
     spec = importlib.util.spec_from_file_location("own_methods", file)
     assert spec is not None
     assert spec.loader is not None
-    before, module = dict(methods._REGISTERED), importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
     sys.modules["own_methods"] = module
     spec.loader.exec_module(module)
     yield
     del sys.modules["own_methods"]
-    for name in methods._REGISTERED.keys() - before.keys():
-        if methods._REGISTERED[name].__module__ == "own_methods":
-            del methods._REGISTERED[name]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +168,6 @@ class Rogue(Merger):
         return given.base + self.way * next(iter(given.vectors()))
 
 
-@pytest.mark.usefixtures("registrations")
 def test_a_check_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     register_method("rogue", "the first expert alone")(Rogue)
     with pytest.raises(AssertionError, match="experts in another order: 'a' is another"):
@@ -214,7 +210,7 @@ BROUGHT = OWN.replace('"halfway"', '"brought"').replace('"shrunk"', '"brought-to
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registrations: None) -> Iterator[None]:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package that brings a method which works, one that does not, one of another name and one that featcal has."""
     (tmp_path / "bringing.py").write_text(BROUGHT)
     places = {
