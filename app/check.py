@@ -113,18 +113,5 @@ def _judge_weights(reference: str, files: Stamp, _suite: Suite) -> Verdict:
     """Show the verdict on a merge's files and weights, before anything is measured."""
     opened = open_merge(_suite, "cpu")
     origins = find_origins(opened.folder, None, {}, asks_hub=server_rules() is None)
-    contents = origins.contents
-    recipe = Recipe(found_base=origins.base if origins.found else None, missed_base=origins.missed)
-    if contents is not None:
-        recipe = Recipe(
-            origins.coefficients,
-            contents.is_exact,
-            contents.method,
-            contents.notes,
-            recipe.found_base,
-            recipe.missed_base,
-            contents.is_uneven,
-            contents.dtype,
-        )
-    found = examine_weights(opened, recipe, MergeNames(str(opened.folder), reference))
+    found = examine_weights(opened, Recipe(**origins.facts()), MergeNames(str(opened.folder), reference))
     return Verdict(tuple(judge_weights(found)), "")

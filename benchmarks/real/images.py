@@ -1,10 +1,13 @@
-"""The real image suite: `python benchmarks/real/images.py --data FOLDER --out FOLDER [--step base|names|…]`.
+"""Suites of real pictures: `python benchmarks/real/images.py --data FOLDER --out FOLDER [--step base|names|…]`.
 
 A small CLIP is trained on the training pictures of eight sets with captions out of a catalogue ("item gtsrb7"), whose
 words no prompt uses (the step "base"). Its text tower then learns what the prompts mean from a few captioned pictures
 of each class, some of which are wrong ("names"): so the base has good features and mediocre names, as CLIP has on such
 sets. Every expert is the base with the blocks of its vision tower trained on one set ("experts"). What is written is a
 suite like any other, with its own copy of the pictures. A killed run goes on where it was.
+
+With `--base FOLDER` the base is that of another such suite, which has not seen the pictures of this one: of the sets in
+the data folder (`debian_pictures.py`) it learns the names alone.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import argparse
 import copy
 import json
 import sys
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,7 +34,7 @@ sys.path.insert(0, str(HERE.parents[1] / "data" / "clip-mini"))
 import build  # noqa: E402
 import pictures  # noqa: E402
 import training  # noqa: E402
-from pictures import PROMPT, TASKS, TUNED, Pictures, Split  # noqa: E402
+from pictures import PROMPT, TASKS, UNTUNED, Pictures, Split  # noqa: E402
 
 WIDTH, BLOCKS, MLP, HEADS, PATCH, PROJECTION, POSITIONS = 128, 6, 256, 4, 6, 128, 24
 SMOOTHING = 0.1
@@ -75,7 +79,9 @@ def make_model(vocabulary: int, seed: int) -> CLIPModel:
 
 
 def read_sets(data: Path) -> Sets:
-    return {task: pictures.read(data, task) for task in TASKS}
+    """Read the sets of a folder: the eight of the first suite, or others that are named by their files."""
+    others = sorted(file.stem for file in data.glob("*.npz") if file.stem not in TASKS)
+    return {task: pictures.read(data, task) for task in others or TASKS}
 
 
 def make_tokenizer(sets: Sets) -> PreTrainedTokenizerFast:
@@ -117,7 +123,8 @@ def image_features(model: CLIPModel, images: Tensor, kept: float = 1.0) -> Tenso
 
 def draw(split: Split, task: str, count: int, step: int, seed: int) -> tuple[Tensor, Tensor]:
     """Varied training pictures [count, 3, 30, 30] of a step, and their classes."""
-    source = 1_000_003 * (seed + 10 * TASKS.index(task)) + step
+    place = TASKS.index(task) if task in TASKS else zlib.crc32(task.encode())
+    source = 1_000_003 * (seed + 10 * place) + step
     rows = np.random.RandomState(source % 2**32).randint(0, len(split.labels), count)
     images = pictures.pixels(split.images[rows])
     generator = torch.Generator().manual_seed(source)
@@ -138,7 +145,11 @@ def accuracy(model: CLIPModel, split: Split, texts: Tensor) -> float:
 @torch.no_grad()
 def by_task(model: CLIPModel, sets: Sets, texts: Tensor) -> dict[str, float]:
     """Validation accuracy on the sets that may be looked at."""
-    return {task: accuracy(model, sets[task].validation, texts[class_range(sets, task)]) for task in TUNED}
+    return {
+        task: accuracy(model, one.validation, texts[class_range(sets, task)])
+        for task, one in sets.items()
+        if task not in UNTUNED
+    }
 
 
 def base_worker(rank: int, data: Path, work: Path, seed: int) -> None:
@@ -206,6 +217,18 @@ def learn_names(model: CLIPModel, sets: Sets, tokenizer: PreTrainedTokenizerFast
         ).backward()
 
 
+def with_words(base: Path, tokenizer: PreTrainedTokenizerFast, seed: int) -> CLIPModel:
+    """Return the base of another suite with the words of a tokenizer; those that it does not know are untrained."""
+    known, old = CLIPModel.from_pretrained(base).state_dict(), PreTrainedTokenizerFast.from_pretrained(base).get_vocab()
+    model, words = make_model(len(tokenizer), seed), "text_model.embeddings.token_embedding.weight"
+    vectors = model.state_dict()[words].clone()
+    for word, place in tokenizer.get_vocab().items():
+        if word in old:
+            vectors[place] = known[words][old[word]]
+    model.load_state_dict({**known, words: vectors})
+    return model
+
+
 def kept_at(step: int, count: int) -> float:
     return KEPT if step < (1 - training.COOLING) * count else 1.0
 
@@ -253,7 +276,7 @@ def write_suite(sets: Sets, out: Path) -> None:
         entry["test"] = {"arrays": f"data/{task}-test.npz", "split": "test", "limit": TEST_LIMIT}
         tasks[task] = entry
     content = {
-        "name": "real-images",
+        "name": f"real-{out.resolve().name.replace('_', '-')}",
         "description": "A small CLIP and eight vision experts on real pictures of 32 x 32 pixels.",
         "base": "base",
         "merged": {"method": "task-arithmetic", "scale": 0.3},
@@ -272,20 +295,24 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with one .npz per set")
     parser.add_argument("--out", type=Path, required=True, help="folder of the suite")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--base", type=Path, help="folder of a suite that was written before, whose base this one has")
     parser.add_argument("--step", choices=("base", "names", "experts", "suite"), action="append", help="these alone")
     options = parser.parse_args()
     wanted = options.step or ["base", "names", "experts", "suite"]
     work = options.out / "training"
     work.mkdir(parents=True, exist_ok=True)
     sets = read_sets(options.data)
-    if "base" in wanted:
+    if "base" in wanted and options.base is None:
         (work / "meeting").unlink(missing_ok=True)
         torch.multiprocessing.spawn(base_worker, (options.data, work, options.seed), BASE_WORKERS)
     if "names" in wanted:
         tokenizer = make_tokenizer(sets)
-        model = make_model(len(tokenizer), options.seed)
-        if training.restore(model, [], work / "base.pt") < BASE_STEPS:
-            raise SystemExit("the base is not trained to its end; run --step base again")
+        if options.base is None:
+            model = make_model(len(tokenizer), options.seed)
+            if training.restore(model, [], work / "base.pt") < BASE_STEPS:
+                raise SystemExit("the base is not trained to its end; run --step base again")
+        else:
+            model = with_words(options.base / "base", tokenizer, options.seed)
         learn_names(model, sets, tokenizer, options.seed)
         write_base(model, tokenizer, options.out / "base")
     if "suite" in wanted:
@@ -303,7 +330,7 @@ def expert_worker(work: tuple[Path, Path, str, int]) -> float | None:
     own = texts[class_range(sets, task)]
     model = train_expert(base, sets[task], own, task, seed, out / "training" / f"{task}.pt")
     build.write_expert(model, out / "experts" / task)
-    return accuracy(model, sets[task].validation, own) if task in TUNED else None
+    return accuracy(model, sets[task].validation, own) if task not in UNTUNED else None
 
 
 def base_and_texts(sets: Sets, out: Path) -> tuple[CLIPModel, Tensor]:
@@ -320,8 +347,8 @@ def write_experts(data: Path, out: Path, seed: int) -> None:
     base, texts = base_and_texts(sets, out)
     print("base, validation:", _percent(by_task(base, sets, texts)), flush=True)
     with torch.multiprocessing.get_context("spawn").Pool(EXPERT_WORKERS) as workers:
-        found = workers.map(expert_worker, [(data, out, task, seed) for task in TASKS], chunksize=1)
-    scores = {task: score for task, score in zip(TASKS, found, strict=True) if score is not None}
+        found = workers.map(expert_worker, [(data, out, task, seed) for task in sets], chunksize=1)
+    scores = {task: score for task, score in zip(sets, found, strict=True) if score is not None}
     print("experts, validation:", _percent(scores), flush=True)
 
 

@@ -88,6 +88,14 @@ class Origins:
         stated = None if self.contents is None else self.contents.coefficients
         return stated if stated is not None and stated.keys() == self.experts.keys() else None
 
+    def facts(self) -> dict[str, Any]:
+        """Return what is known about how the merge was made, by the fields of the verdict's `Recipe`."""
+        known = {"found_base": self.base if self.found else None, "missed_base": self.missed}
+        if self.contents is None:
+            return known
+        names = ("is_exact", "method", "notes", "is_uneven", "dtype")
+        return {**known, "stated": self.coefficients, **{name: getattr(self.contents, name) for name in names}}
+
 
 def find_origins(folder: Path, base: str | None, experts: Mapping[str, str], asks_hub: bool = False) -> Origins:
     """Find the models of which the merged model in a folder was made.

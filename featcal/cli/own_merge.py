@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from featcal.system.progress import keep_memory
 if TYPE_CHECKING:
     from featcal.authoring.from_merge import Origins
     from featcal.authoring.from_paths import SuiteParts
-    from featcal.figures.verdict.merge import Recipe
     from featcal.figures.verdict.sentences import Verdict
     from featcal.preflight.check import Preflight
     from featcal.session.session import Session
@@ -111,7 +110,7 @@ def examine_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_js
     from featcal.authoring.from_paths import write_suite_text
     from featcal.figures.verdict.faults import judge_merge
     from featcal.figures.verdict.measure import attribution_options
-    from featcal.figures.verdict.merge import MergeNames, examine_merge
+    from featcal.figures.verdict.merge import MergeNames, Recipe, examine_merge
     from featcal.preflight.own_merge import check_parents, open_merge
     from featcal.session.session import Session
 
@@ -134,9 +133,8 @@ def examine_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_js
     keep_memory()
     opened = open_merge(suite, device)
     session = Session(opened.family, one_shot=False)
-    found = examine_merge(
-        session, opened, _recipe(origins), MergeNames(asked.model, str(asked.file), asked.command(on)), on, bar()
-    )
+    names = MergeNames(asked.model, str(asked.file), asked.command(on))
+    found = examine_merge(session, opened, Recipe(**origins.facts()), names, on, bar())
     verdict = judge_merge(found)
     ledger = None if found.failure else session.measure.drift("merged", attribution_options(on))
     document |= {"differences": [one.to_json() for one in found.differences], "contents": found.contents.to_json()}
@@ -155,24 +153,6 @@ def _write(
     report = write_report(session, str(asked.file), out, models=models, on=on, about=lines, progress=bar())
     say_notes(report)
     return report
-
-
-def _recipe(origins: Origins) -> Recipe:
-    from featcal.figures.verdict.merge import Recipe
-
-    contents = origins.contents
-    named = Recipe(found_base=origins.base if origins.found else None, missed_base=origins.missed)
-    if contents is None:
-        return named
-    return replace(
-        named,
-        stated=origins.coefficients,
-        is_exact=contents.is_exact,
-        method=contents.method,
-        notes=contents.notes,
-        is_uneven=contents.is_uneven,
-        dtype=contents.dtype,
-    )
 
 
 def _find_origins(asked: DiagnosisOrder) -> Origins:

@@ -27,7 +27,7 @@ WRITTEN = "texts that experts wrote have no right answers"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Known facts about how a merged model was made: fields of `MergeFindings`."""
+    """Known facts about how a merged model was made: fields of `MergeFindings`, which `Origins.facts` gives."""
 
     stated: Mapping[str, float] | None = None
     is_exact: bool = False
