@@ -22,7 +22,8 @@ from featcal.studies.paper import PaperTable, paper_tables
 from featcal.studies.plan import SAMPLES, SEEDS
 from featcal.studies.study import Study
 from featcal.suite.methods import EXPERT, NEEDS
-from featcal.system.formatting import duration
+from featcal.suite.name_grammar import model_name
+from featcal.system.formatting import duration, join_words
 
 MOST_TASKS = 6
 """Largest number of tasks whose pictures are shown."""
@@ -234,8 +235,11 @@ def _describe(study: Study) -> str:
     """Describe in words the samples of a study."""
     scores, drift = study.on["scores"], study.on["drift"]
     count = "all" if scores["samples"] is None else str(scores["samples"])
+    options = [dict(model_name(row.point.model).options) for row in study.rows]
+    drawn = sorted({int(one["samples"]) for one in options if "samples" in one})
     seeds = sorted({row.point.seed for row in study.rows if row.point.seed is not None})
-    note = f"; calibration seeds {', '.join(map(str, seeds))}" if seeds else ""
+    note = f"; {join_words([*map(str, drawn)])} calibration samples per task" if drawn else ""
+    note += f"; calibration seeds {', '.join(map(str, seeds))}" if seeds else ""
     return (
         f"{study.suite}: scores on {count} {scores['split']} samples per task, drift on {drift['samples']} "
         f"{drift['split']} samples{note}; featcal {study.by.get('featcal', '?')}, torch {study.by.get('torch', '?')}"

@@ -195,6 +195,7 @@ def test_other_studies_are_lines_over_their_places(tiny_suite_file: Path, tiny: 
     assert lines == {name: ["4", "8"] for name in ("expert", "merged", "calibrated")}
     table = frames(app)["methods"]
     assert table["n"].tolist() == [4, 4, 4, 8, 8, 8]
+    assert any("4 and 8 calibration samples per task; calibration seeds 42;" in one.value for one in app.caption)
     assert "tiny" not in frames(app)["suites"]  # of method tables alone
 
 
