@@ -12,7 +12,7 @@ from featcal.system.errors import InputError
 
 _TABLE = (
     "import pandas, warnings; warnings.simplefilter('error', pandas.errors.ParserWarning); "
-    "pandas.read_csv({old!r}, sep={sep!r}, encoding='utf-8-sig', keep_default_na=False, index_col=False)"
+    "pandas.read_csv({old!r}, sep={sep!r}, {skip}encoding='utf-8-sig', keep_default_na=False, index_col=False)"
     ".to_json({new!r}, orient='records', lines=True)"
 )
 """Without `index_col` pandas takes the first of too many values for an index and drops it; a warning says that it drops
@@ -48,20 +48,25 @@ def conversion(file: Path, kind: str | None = None) -> str:
     new = plain.with_suffix(".parquet" if line is _SHARD else ".jsonl")
     new = new.with_stem(f"{new.stem}-rows") if new == plain else new
     unpack = "gzip.decompress" if packed else "bytes"
-    code = line.format(old=str(file), new=str(new), unpack=unpack, sep=_find_separator(file) if line is _TABLE else "")
+    sep, above = _find_separator(file) if line is _TABLE else ("", 0)
+    skip = f"skiprows={above}, " if above else ""
+    code = line.format(old=str(file), new=str(new), unpack=unpack, sep=sep, skip=skip)
     return f"make {new} of it with: {python_line(code)}"
 
 
-def _find_separator(file: Path) -> str:
-    """Return the separator of a table: a tab by its name, else the most frequent one between the names of columns."""
-    if ".tsv" in file.suffixes[-2:]:
-        return "\t"
+def _find_separator(file: Path) -> tuple[str, int]:
+    """Return the separator of a table, and the number of lines above the names of its columns: what Excel's line
+    "sep=;" says, a tab by the file's name, else the most frequent one between the names."""
     try:
         with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
-            header = re.sub('"[^"]*"', "", stream.readline(_MOST_HEADER).decode("latin-1"))
+            header = re.sub('"[^"]*"', "", stream.readline(_MOST_HEADER).decode("utf-8-sig", "replace"))
     except (OSError, EOFError, zlib.error):
-        return ","  # whoever converts it is told
-    return max(",;\t", key=header.count)  # the first of equal ones
+        header = ""  # whoever converts it is told
+    if stated := re.fullmatch(r"sep=(.)\s*", header):
+        return stated[1], 1
+    if ".tsv" in file.suffixes[-2:]:
+        return "\t", 0
+    return max(",;\t", key=header.count), 0  # the first of equal ones
 
 
 def refuse_other_files(file: Path) -> None:

@@ -474,6 +474,7 @@ OTHERS: dict[str, tuple[bytes, list[dict[str, Any]]]] = {
     "quoted.csv": (b'"text",label\n"a; b; c",1\n', [{"text": "a; b; c", "label": 1}]),
     "semicolon.csv": ('\ufefftext;label\r\na, b;1\r\n"ü \u2028 NA";0\r\n'.encode(), LIST),
     "three.csv": (b'"a, b, c";text;label\n1;a, b;1\n', [{"a, b, c": 1, **LIST[0]}]),
+    "excel.csv": (b"\xef\xbb\xbfsep=;\r\ntext;label\r\na, b;1\r\n", LIST[:1]),
     "tab.csv": (b"text\tlabel\na, b\t1\n", LIST[:1]),
     "x.txt": (b"a\r\n\r\n it's b\r\n", [{"text": "a"}, {"text": "it's b"}]),
     "x.json": (json.dumps(LIST, indent=2).encode(), LIST),
