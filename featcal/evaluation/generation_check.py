@@ -8,8 +8,9 @@ before it, on prompts from the calibration samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from torch import Tensor
 
 from featcal.family.opening import Family, batches_of
 from featcal.formats.weights import Weights
-from featcal.models.generation import Generator, TextAnswerer, prompt_batch
+from featcal.models.adapter import Batch
+from featcal.models.generation import Generator, TextAnswerer, answer_together, prompt_batch
 from featcal.models.model import answers_apart, task_weights
+from featcal.samples.sources import Samples
 from featcal.system.errors import InputError, NumericalError
 from featcal.system.progress import Progress, silent
 
@@ -39,7 +42,11 @@ FARTHER = 0.05
 """Amount by which the distance of next-token distributions (0-1) to the expert's may exceed that of the merged
 model."""
 TOGETHER = 8
-"""Prompts in one batch."""
+"""Prompts in one batch, whose scores of all tokens of the vocabulary are in memory at once."""
+JOINED = 4096
+"""Most tokens of prompts and answers that one model writes at once, whose keys and values are in memory."""
+ROOM = 2**30
+"""Bytes of experts' distributions from which on the tasks so far are finished first, with models loaded for them."""
 _LARGEST = 700.0
 """Nats per token whose exponential is still a number."""
 
@@ -131,7 +138,7 @@ def compare_generation(
 
     Decoding is greedy, on tasks with calibration samples. Prompt and answer together have at most as many tokens as the
     model's configuration has positions, also for rotary ones, because every model errs beyond them. One whole model is
-    in memory at a time, in the compute dtype, with the experts' distributions over the answers of one task.
+    in memory at a time, in the compute dtype, with the experts' distributions over their answers (`ROOM`).
 
     Args:
         against: the reference model; by default the suite's merged model.
@@ -148,33 +155,82 @@ def compare_generation(
     for one in (model, held, *family.experts.values()):
         if any(answers_apart(one, task) for task in family.suite.tasks):
             raise InputError(f"{one.label} has maps or heads of its own, with which the library cannot generate")
-    found: dict[str, TaskCanary] = {}
     experts = {task: one for task, one in family.experts.items() if task not in unchecked_tasks(family)}
     if not experts:
         raise InputError(f"{family.suite.name}: no task has calibration samples, so there are no prompts")
-    for done, (task, expert) in enumerate(experts.items()):
-        progress("generation", done, len(experts))
-        drawn = family.samples(task, "calibration", PROMPTS, seed)
-        whole = _keep_within(family.generator(expert))
-        longest = _longest_prompt(whole)
-        batches = [prompt_batch(one, longest) for one in batches_of(drawn, TOGETHER, family.compute.device)]
-        teacher = TextAnswerer(whole, batches, TOKENS)
-        del whole
-        answers, theirs = teacher.answers, [one.exp() for one in teacher.log_probabilities(teacher.answers)]
-        try:
-            readings = [_reading(teacher, answers, theirs)]
-            del teacher  # one whole model at a time
-            # The merged model checked against itself is run once: both readings are the same.
-            models = (model,) if held is model else (held, model)
-            for one in models:
-                whole = _keep_within(family.generator(task_weights(one, task)))
-                readings.append(_reading(TextAnswerer(whole, batches, TOKENS), answers, theirs))
-                del whole
-        except NumericalError as error:
-            raise NumericalError(f"{family.suite.name}, task '{task}': {error}") from error
-        found[task] = TaskCanary(len(drawn), readings[0], readings[1], readings[-1])
-    progress("generation", len(experts), len(experts))
+    models = (model,) if held is model else (held, model)  # checked against itself, a model is run once
+    total, done = len(experts) * (1 + len(models)), count(1)
+
+    def step() -> None:
+        progress("generation", next(done), total)
+
+    progress("generation", 0, total)
+    found: dict[str, TaskCanary] = {}
+    rest = dict(experts)
+    while rest:
+        lessons: dict[str, _Lesson] = {}
+        while rest and (not lessons or sum(one.nbytes for one in lessons.values()) < ROOM):
+            task = next(iter(rest))
+            drawn = family.samples(task, "calibration", PROMPTS, seed)
+            lessons[task] = _hear_expert(family, task, rest.pop(task), drawn)
+            step()
+        for one in models:
+            _examine(family, one, lessons, step)
+        for task, lesson in lessons.items():
+            readings = lesson.readings
+            found[task] = TaskCanary(len(lesson.answers), readings[0], readings[1], readings[-1])
     return Canary(family.suite.name, model.label, held.label, found)
+
+
+@dataclass(frozen=True)
+class _Lesson:
+    """Prompts of a task with its expert's answers, and what was read of the expert and of models so far."""
+
+    batches: Sequence[Batch]
+    answers: Sequence[Tensor]
+    distributions: Sequence[Tensor]
+    """Of the next token along the answers, `[tokens, vocabulary]` each."""
+    readings: list[Reading]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.distributions)
+
+
+def _hear_expert(family: Family, task: str, expert: Weights, drawn: Samples) -> _Lesson:
+    """Let an expert answer prompts of its task."""
+    whole = _keep_within(family.generator(expert))
+    longest = _longest_prompt(whole)
+    batches = [prompt_batch(one, longest) for one in batches_of(drawn, TOGETHER, family.compute.device)]
+    answers = [one for some in answer_together(whole, batches, TOKENS, JOINED) for one in some]
+    teacher = TextAnswerer(whole, batches, TOKENS, answers)
+    lesson = _Lesson(batches, answers, [one.exp() for one in teacher.log_probabilities(answers)], [])
+    lesson.readings.append(_read(family, task, teacher, lesson))
+    return lesson
+
+
+def _examine(family: Family, model: Weights, lessons: Mapping[str, _Lesson], step: Callable[[], None]) -> None:
+    """Read a model on the prompts of tasks, all at once where it has the same weights for them."""
+    rest = dict(lessons)
+    while rest:
+        weights = task_weights(model, next(iter(rest)))
+        own = {task: rest.pop(task) for task in [*rest] if task_weights(model, task) is weights}
+        whole = _keep_within(family.generator(weights))
+        batches = [batch for lesson in own.values() for batch in lesson.batches]
+        answered = iter(answer_together(whole, batches, TOKENS, JOINED))
+        for task, lesson in own.items():
+            answers = [one for _ in lesson.batches for one in next(answered)]
+            lesson.readings.append(_read(family, task, TextAnswerer(whole, lesson.batches, TOKENS, answers), lesson))
+            step()
+        del whole  # one whole model at a time
+
+
+def _read(family: Family, task: str, pupil: TextAnswerer, lesson: _Lesson) -> Reading:
+    """Measure a model on a lesson, and name the task in errors."""
+    try:
+        return _reading(pupil, lesson.answers, lesson.distributions)
+    except NumericalError as error:
+        raise NumericalError(f"{family.suite.name}, task '{task}': {error}") from error
 
 
 def unchecked_tasks(family: Family) -> list[str]:

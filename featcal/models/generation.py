@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 from torch.nn.utils.rnn import pad_sequence
 
+from featcal.models.compute import computing
 from featcal.system.errors import InputError
 from featcal.system.formatting import shorten
 from featcal.system.json_files import read_json
@@ -96,6 +98,7 @@ class Generator:
         """
         return [self._cut_at_end(row) for row in self._produce(batch, options)]
 
+    @computing
     def _produce(self, batch: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Tensor]:
         """Return the new token ids of every prompt, `[new]`; padding only follows a token that ends an answer."""
         if self.encodes:
@@ -156,6 +159,7 @@ class Generator:
         stops = [place for place, token in enumerate(answer.tolist()) if token in self.ends]
         return answer[: stops[0] + 1] if stops else answer
 
+    @computing
     @torch.no_grad()
     def log_probabilities(self, batch: Mapping[str, Tensor], answers: Sequence[Tensor]) -> list[Tensor]:
         """Return the log-probability of every token of the vocabulary along the given answers, by teacher forcing.
@@ -220,10 +224,17 @@ class TextAnswerer:
 
     Args:
         tokens: largest number of new ones in an answer.
+        answers: the model's answers, where they are known (`answer_together`).
     """
 
-    def __init__(self, generator: Generator, batches: Sequence[Mapping[str, Tensor]], tokens: int) -> None:
-        self._generator, self._batches, self._tokens = generator, batches, tokens
+    def __init__(
+        self,
+        generator: Generator,
+        batches: Sequence[Mapping[str, Tensor]],
+        tokens: int,
+        answers: list[Tensor] | None = None,
+    ) -> None:
+        self._generator, self._batches, self._tokens, self._known = generator, batches, tokens, answers
         self.ends = generator.ends
 
     @cached_property
@@ -233,6 +244,8 @@ class TextAnswerer:
             "max_new_tokens": self._tokens, "max_length": None, "do_sample": False, "num_beams": 1,
             "pad_token_id": min(self.ends, default=0),
         }  # fmt: skip
+        if self._known is not None:
+            return self._known
         return [answer for batch in self._batches for answer in self._generator.each_answer(batch, **settings)]
 
     def log_probabilities(self, answers: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -241,6 +254,44 @@ class TextAnswerer:
         for batch in self._batches:
             some = [*islice(rest, len(batch["input_ids"]))]
             yield from self._generator.log_probabilities(batch, some)
+
+
+def answer_together(
+    generator: Generator, batches: Sequence[Mapping[str, Tensor]], tokens: int, most: int
+) -> list[list[Tensor]]:
+    """Return a model's answers to the prompts of every batch, `[tokens]` for each prompt, as `TextAnswerer` has them.
+
+    Batches are joined: a token takes one reading of all weights, for 32 answers as for 8. Those with pictures are not,
+    nor those whose padding would take the room of answers.
+
+    Args:
+        tokens: largest number of new ones in an answer.
+        most: largest number of tokens of all prompts and answers of a joined batch, padding included.
+    """
+    widths = [batch["input_ids"].shape[1] for batch in batches]
+    found: list[list[Tensor]] = [[] for _ in batches]
+    groups: list[list[int]] = []
+    for place in sorted(range(len(batches)), key=lambda one: -widths[one]):
+        alone = "pixel_values" in batches[place] or widths[place] + tokens > (generator.positions or math.inf)
+        group = [*groups[-1], place] if groups else [place]  # the first of a group is the widest
+        if alone or sum(len(batches[one]["input_ids"]) for one in group) * (widths[group[0]] + tokens) > most:
+            groups.append([place])
+        else:
+            groups[-1:] = [group]
+    for group in groups:
+        joined = batches[group[0]] if len(group) == 1 else _join([batches[one] for one in group])
+        answers = iter(TextAnswerer(generator, [joined], tokens).answers)
+        for one in group:
+            found[one] = [*islice(answers, len(batches[one]["input_ids"]))]
+    return found
+
+
+def _join(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the prompts of several batches as one batch, with padding behind the shorter ones."""
+    return {
+        name: pad_sequence([row for batch in batches for row in batch[name]], batch_first=True)
+        for name in ("input_ids", "attention_mask")
+    }
 
 
 def prompt_batch(batch: Mapping[str, Tensor], longest: int | None = None) -> Mapping[str, Tensor]:
