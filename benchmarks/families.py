@@ -18,6 +18,8 @@ from torch import Tensor
 
 from featcal.system.atomic_files import put
 
+T5_HEAD = 64
+"""Width of an attention head of T5."""
 EXPERT_DISTANCE = 0.1
 """Size of an expert's task vector relative to the base, tensor by tensor."""
 SCALE = 0.3
@@ -255,8 +257,11 @@ def _write_models(
 
 
 def _random(name: str, shape: torch.Size, noise: torch.Generator) -> Tensor:
-    """Features keep their scale through a linear map of this size; norms scale by about one."""
+    """Features keep their scale through a linear map of this size; norms scale by about one. Queries of T5, which
+    divides no product of them, are shorter: a saturated softmax would make every rounding a hundredth of the output."""
     tensor = torch.randn(shape, generator=noise)
+    if name.endswith("Attention.q.weight"):
+        tensor /= math.sqrt(T5_HEAD)
     if len(shape) < 2:
         return 1 + 0.1 * tensor if "norm" in name and name.endswith("weight") else 0.1 * tensor
     return tensor / math.sqrt(tensor[0].numel())
