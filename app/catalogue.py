@@ -92,9 +92,11 @@ def expectations(found: Preflight) -> None:
     if found.estimates is not None:
         own = found.estimates
         running = own.seconds - own.start_seconds
+        more = own.generation_seconds
+        writes = f", and up to {duration(more)} to see if it still writes" if more else ""
         st.caption(
             f"Estimates for a calibration with {own.samples} samples per task on this machine's processor: "
-            f"{readable(own.memory_bytes)} of memory, {readable(own.disk_bytes)} on disk, {duration(running)}."
+            f"{readable(own.memory_bytes)} of memory, {readable(own.disk_bytes)} on disk, {duration(running)}{writes}."
         )
     if found.lineage is not None and found.lineage.models:
         with st.expander("Distance of every model to the base, layer by layer", icon=":material/straighten:"):

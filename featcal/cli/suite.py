@@ -84,6 +84,10 @@ def show_check(found: Preflight) -> None:
                 f"{one.seconds:.0f} s for {one.samples} samples per task, {one.start_seconds:.0f} s of them to start",
             ),
         ]
+        if one.generation_seconds:
+            rows.append(
+                ("and to see if it still writes", f"up to {one.generation_seconds:.0f} s, if no answer is short")
+            )
     if found.diagonal is not None:
         scored = found.diagonal
         rows.append(

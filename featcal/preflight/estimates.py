@@ -16,6 +16,7 @@ from featcal.calibration.block_statistics import likely_groups
 from featcal.calibration.config import calibrated_blocks, calibrated_maps, select_tasks
 from featcal.calibration.memory import gradient_bytes, working_bytes
 from featcal.calibration.precision import product_dtype, solve_dtype
+from featcal.evaluation.generation_check import JOINED, PROMPTS, TOKENS
 from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import DTYPES, computing
@@ -34,6 +35,8 @@ EFFICIENCY = 0.5
 """Share of a matrix product's speed that whole blocks reach: attention, norms and activations move memory."""
 DISK_SPEED = 300e6
 """Bytes per second of weights read and written."""
+GENERATION_SPEED = 5e9
+"""Bytes of float32 weights per second that a token of 16 to 40 answers takes, with two threads."""
 FORWARDS = 3
 """Number of passes of every batch through every block: the expert, the student for
 statistics, the calibrated student.
@@ -60,6 +63,9 @@ class Estimates:
     """Seconds of these before the first forward pass of a new process; a running process does not need them."""
     samples: int
     """Most samples per task."""
+    generation_seconds: float
+    """Most seconds beside these of the check that the model still generates (`evaluation.generation_check`), if no
+    answer ends early; 0 for models that generate nothing."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -103,7 +109,18 @@ def estimate(
         START + calibration_seconds(adapter, drawn, config) + (models_read + 1) * stored / DISK_SPEED,
         START,
         max((one.samples for one in drawn.values()), default=0),
+        generation_seconds(adapter, info, drawn) if adapter.generates else 0.0,
     )
+
+
+def generation_seconds(adapter: Adapter, info: Mapping[str, TensorInfo], drawn: Mapping[str, DrawSize]) -> float:
+    """Estimate the seconds in which experts, merged and calibrated model answer the prompts of `drawn` with `TOKENS`
+    tokens, and in which their probabilities along the experts' answers are computed."""
+    weights = sum(math.prod(one.shape) for one in info.values())
+    tokens = sum(min(PROMPTS, one.samples) * (one.tokens + TOKENS) for one in drawn.values())
+    steps = TOKENS * (len(drawn) + 2 * math.ceil(tokens / JOINED))
+    read = 3 * 2 * _passed_parameters(adapter) * tokens / (EFFICIENCY * gemm_rate(torch.float32))
+    return read + steps * 4 * weights / GENERATION_SPEED
 
 
 def probe_seconds(adapter: Adapter, drawn: Mapping[str, DrawSize], samples: int) -> float:

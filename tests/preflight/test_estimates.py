@@ -18,7 +18,7 @@ from suite_edits import Edit
 
 from featcal.calibration.calibrate import config_for
 from featcal.calibration.memory import gradient_bytes, working_bytes
-from featcal.family.opening import Family
+from featcal.family.opening import Family, open_family
 from featcal.models import whole_forward
 from featcal.models.whole_forward import tape_bytes
 from featcal.preflight import estimates
@@ -58,6 +58,23 @@ def test_the_start_of_a_process_is_told_apart(tiny_suite_file: Path, monkeypatch
     assert found is not None
     assert found.seconds == pytest.approx(found.start_seconds)
     assert found.start_seconds == estimates.START
+    assert found.generation_seconds == 0  # it generates nothing
+
+
+@pytest.mark.slow
+def test_the_check_of_what_a_model_writes_is_estimated_beside_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of T5 with eight tasks it took three quarters of the command, and nobody had said so."""
+    family = open_family(load_suite("t5-mini"), device="cpu")
+    drawn = {task: DrawSize(64, 36.0, 1.0) for task in family.suite.tasks}
+    monkeypatch.setattr(estimates, "gemm_rate", lambda dtype: math.inf)
+    monkeypatch.setattr(estimates, "TOKENS", 64)  # tests write fewer
+    weights = sum(one.numel() for one in family.merged.read(family.adapter.tower).values())
+    found = estimates.generation_seconds(family.adapter, family.merged.info, drawn)
+    tasks = len(drawn)  # 16 prompts each, of 100 tokens with their answers; 4096 of these are written at once
+    assert found == pytest.approx(64 * (tasks + 2 * math.ceil(1600 * tasks / 4096)) * 4 * weights / 5e9)
+    assert estimates.estimate(family.adapter, family.merged.info, drawn, config_for(family), 4, Path()).to_json()[
+        "generation_seconds"
+    ] == pytest.approx(found)
 
 
 def test_every_part_is_estimated_at_the_speed_of_its_dtype(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
