@@ -165,6 +165,7 @@ def test_language_models_have_their_own_options(tiny_suite_file: Path, sentences
     assert "--lam 0.05 --rho 2 --alpha 0.3 --samples 64 --out" in export_command(app)
 
 
+@pytest.mark.slow
 def test_whole_answers_are_scored_where_options_are_chosen(sentences: Path) -> None:
     app = opened(sentences, "calibrate", lam="0.05", n="5")
     session, on = open_session(sentences), EvaluationSamples(5)

@@ -56,6 +56,7 @@ def study_of_tiny(tiny: Family, *methods: str) -> Study:
     return compare_methods(Session(tiny), StudyPlan(methods, (42,), 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", rows(SHIPPED, quick=["lm-mini"], slow=["clip-mini", "t5-mini"]))
 def test_the_tables_of_the_embedded_suites_are_there_at_once(suite: str) -> None:
     app = opened(suite, "methods")

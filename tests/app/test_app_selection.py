@@ -156,6 +156,7 @@ def test_samples_of_test_are_not_lit_among_others_and_are_counted_by_their_own_s
     assert bar(app).startswith(f"**3** of 12 test samples of {TASKS[1]} selected")
 
 
+@pytest.mark.slow
 def test_samples_of_validation_are_shown_with_what_all_models_say_beside_test_scores(tiny_suite_file: Path) -> None:
     app = opened(tiny_suite_file, "accuracy", **CHOSEN, n="8")
     assert healthy(app)

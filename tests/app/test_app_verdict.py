@@ -146,6 +146,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
     return drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", rows(("verdict", "drift"), quick=["verdict"], slow=["drift"]))
 def test_weights_of_large_models_are_drawn_before_anything_is_measured(
     own_suite_file: Path, pictures: Pictures, monkeypatch: pytest.MonkeyPatch, page: str
@@ -167,6 +168,7 @@ def test_weights_of_large_models_are_drawn_before_anything_is_measured(
     assert [*pictures[0][2].data[-1].y] == pytest.approx(wanted, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["verdict", "drift"])
 def test_tasks_that_are_done_are_drawn_while_others_are_measured(
     own_suite_file: Path, pictures: Pictures, monkeypatch: pytest.MonkeyPatch, page: str

@@ -327,6 +327,7 @@ def test_pictures_and_continued_text_have_decisions_too(tiny: Family, tmp_path: 
         assert sum(apart) >= len(names) - 2
 
 
+@pytest.mark.slow
 def test_rounded_weights_stay_as_near_as_without(tmp_path: Path) -> None:
     family = fresh("llama", tmp_path).family
     names = [f"{n}.weight" for b in family.adapter.blocks() for n in map(b.stored_name, b.linears)]

@@ -162,6 +162,7 @@ def test_ranks_share_the_means_of_a_member_of_a_mixture(tmp_path: Path, monkeypa
     check_alike(trial.exact, config, tmp_path / "ranks", (3,), most=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", rows(["t5", "llama"], quick=("llama",), slow=("t5",)))
 def test_a_budget_changes_no_bit(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family = open_family(load_suite(write_text_suite(tmp_path / "suite", kind)), "cpu")

@@ -94,6 +94,7 @@ def test_samples_are_calibrated_on_and_eval_samples_are_measured() -> None:
         assert "alibrat" not in one.help.replace("on which every calibration is measured", "")
 
 
+@pytest.mark.slow
 def test_several_models_are_one_document_each_once(run: Run, tiny_suite_file: Path) -> None:
     twice = ("--model", "base", "--model", "merged", "--model", "base")
     for command in ("drift", "evaluate"):

@@ -186,6 +186,7 @@ def test_a_fast_calibration_is_measured_in_its_own_precision(tiny: Family, tmp_p
         measure_sources(fast, fast.merged, config, passes)
 
 
+@pytest.mark.slow
 def test_what_was_calibrated_is_the_anchor(tiny: Family, tmp_path: Path) -> None:
     """A calibration of another model than the suite's is held against that one, whether it is named or in a folder."""
     session, config = Session(tiny), config_for(tiny, samples=6)

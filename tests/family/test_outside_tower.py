@@ -72,6 +72,7 @@ def test_a_number_stored_as_a_vector_is_no_change(own_suite_file: Path) -> None:
     assert "logit_scale" not in note
 
 
+@pytest.mark.slow
 def test_what_a_whole_expert_changed_beside_the_tower_is_named(own_suite_file: Path) -> None:
     whole_expert(own_suite_file.parent)
     suite, out = load_suite(own_suite_file), own_suite_file.parent / "out"

@@ -36,6 +36,7 @@ def test_files_that_give_no_words_are_refused_whatever_the_reader_makes_of_them(
     assert not isinstance(caught.value, NoScores)
 
 
+@pytest.mark.slow
 def test_a_damaged_tokenizer_of_class_prompts_is_a_problem(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(data_path("clip-mini", "suite.yaml").parent, tmp_path / "suite"))
     (folder / "base" / "tokenizer.json").write_text(json.dumps(DAMAGED))

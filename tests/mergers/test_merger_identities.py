@@ -368,6 +368,7 @@ def test_wudi_of_tasks_that_read_different_directions_is_their_sum() -> None:
     close(wudi_optimum([nothing, nothing]), nothing)
 
 
+@pytest.mark.slow
 def test_the_filter_of_swudi_is_the_flow_of_the_gradient() -> None:
     """dt/ds = B - t A by the exponential of A, which no decomposition of ours takes part in; s = 2 rate steps of plain
     gradient descent; from the sum at s = 0 to the minimiser."""

@@ -130,6 +130,7 @@ def test_errors_weighed_by_decisions_take_longer_and_more_memory(
     assert gradient_bytes(stages, 17, 4) == weights + 3 * kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "noted"), [(1e9, True), (1.4e11, False), (2e11, False)])
 def test_slow_bfloat16_is_said_before_anyone_waits_for_it(
     rate: float, noted: bool, run: Run, edit_suite: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -467,6 +467,7 @@ def test_scores_of_a_job_are_those_of_a_session(tiny: Family, tiny_suite_file: P
         assert torch.equal(torch.as_tensor(one.labels), torch.as_tensor(found.tasks[task].labels))
 
 
+@pytest.mark.slow
 def test_a_job_takes_the_model_of_another_one_by_its_name(
     tiny: Family, tiny_suite_file: Path, line: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -460,6 +460,12 @@ def zip_leaves(one: Any, other: Any, name: str = "") -> Iterator[tuple[str, tupl
         yield from zip_leaves(one[key], other[key], f"{name}/{key}")
 
 
+def is_same(name: str, one: Any, other: Any) -> bool:
+    """Compare to the last digit; residuals are themselves the rounding of two computations, and of two sessions they
+    once differed by 6e-17."""
+    return bool(one == pytest.approx(other, abs=1e-14, rel=0) if name.endswith("residual") else one == other)
+
+
 def test_threads_find_what_others_computed(tiny: Family, calm: dict[str, Any], calls: list[str]) -> None:
     own, start = Session(tiny), threading.Barrier(4)
 
@@ -470,7 +476,7 @@ def test_threads_find_what_others_computed(tiny: Family, calm: dict[str, Any], c
     with ThreadPoolExecutor(4) as pool:
         found = [*pool.map(ask, range(4))]
     for one in found:
-        assert {name: pair for name, pair in zip_leaves(one, calm) if pair[0] != pair[1]} == {}
+        assert {name: pair for name, pair in zip_leaves(one, calm) if not is_same(name, *pair)} == {}
     once = ["calibrate_family", "decompose", "measure_sources", "measure_total_drift", *["score_model"] * len(TASKS)]
     assert sorted(calls) == once
 

@@ -267,6 +267,7 @@ def test_pictures_in_any_form(clip: dict[str, Any], given: Any) -> None:
     assert drawn.class_names == ("cat", "dog", "fish")
 
 
+@pytest.mark.slow
 def test_texts_in_any_form(tmp_path: Path) -> None:
     """Rows, pairs and a data set give what a file of the same rows gives."""
     file = text_suite(tmp_path / "suite", "t5-tied")

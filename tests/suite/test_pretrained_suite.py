@@ -102,6 +102,7 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "file"), [("experts", "suite.yaml"), ("adapters", "lora.yaml")])
 def test_a_suite_scores_its_experts_as_the_script_does(
     data: Path, tmp_path: Path, kind: str, file: str, capsys: pytest.CaptureFixture[str]
