@@ -93,7 +93,7 @@ def expectations(found: Preflight) -> None:
         own = found.estimates
         running = own.seconds - own.start_seconds
         more = own.generation_seconds
-        writes = f", and up to {duration(more)} to see if it still writes" if more else ""
+        writes = f", and up to {duration(more)} to see if it still writes" if more >= 1 else ""
         st.caption(
             f"Estimates for a calibration with {own.samples} samples per task on this machine's processor: "
             f"{readable(own.memory_bytes)} of memory, {readable(own.disk_bytes)} on disk, {duration(running)}{writes}."

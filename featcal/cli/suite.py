@@ -84,7 +84,7 @@ def show_check(found: Preflight) -> None:
                 f"{one.seconds:.0f} s for {one.samples} samples per task, {one.start_seconds:.0f} s of them to start",
             ),
         ]
-        if one.generation_seconds:
+        if one.generation_seconds >= 1:
             rows.append(
                 ("and to see if it still writes", f"up to {one.generation_seconds:.0f} s, if no answer is short")
             )
