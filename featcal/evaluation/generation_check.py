@@ -189,7 +189,7 @@ class _Lesson:
     batches: Sequence[Batch]
     answers: Sequence[Tensor]
     distributions: Sequence[Tensor]
-    """Of the next token along the answers, `[tokens, vocabulary]` each."""
+    """Probabilities of the next token along the answers, `[tokens, vocabulary]` each."""
     readings: list[Reading]
 
     @property

@@ -271,13 +271,15 @@ def answer_together(
     widths = [batch["input_ids"].shape[1] for batch in batches]
     found: list[list[Tensor]] = [[] for _ in batches]
     groups: list[list[int]] = []
+    together: list[int] = []
     for place in sorted(range(len(batches)), key=lambda one: -widths[one]):
-        alone = "pixel_values" in batches[place] or widths[place] + tokens > (generator.positions or math.inf)
-        group = [*groups[-1], place] if groups else [place]  # the first of a group is the widest
-        if alone or sum(len(batches[one]["input_ids"]) for one in group) * (widths[group[0]] + tokens) > most:
+        if "pixel_values" in batches[place] or widths[place] + tokens > (generator.positions or math.inf):
             groups.append([place])
-        else:
-            groups[-1:] = [group]
+            continue
+        prompts = sum(len(batches[one]["input_ids"]) for one in (*together, place))
+        if not together or prompts * (widths[together[0]] + tokens) > most:  # the first of a group is the widest
+            groups.append(together := [])
+        together.append(place)
     for group in groups:
         joined = batches[group[0]] if len(group) == 1 else _join([batches[one] for one in group])
         answers = iter(TextAnswerer(generator, [joined], tokens).answers)

@@ -22,7 +22,9 @@ from featcal.calibration.calibrate import calibrate_to_folder, config_for
 from featcal.cli import featcal_command as featcal
 from featcal.evaluation import generation_check as module
 from featcal.evaluation.generation_check import GRAM, PROMPTS, Reading, TaskCanary, compare_generation, repetition
+from featcal.family.opening import batches_of
 from featcal.formats.weights import Weights
+from featcal.models.generation import Generator, TextAnswerer, answer_together, prompt_batch
 
 FINE = Reading(repetition=0.1, loops=0.0, ended=1.0, perplexity=2.0, distance=0.2)
 FEW = 10
@@ -125,6 +127,35 @@ def test_an_expert_is_no_distance_from_itself_and_a_model_no_worse_than_itself(f
         assert one.model == one.against
         assert one.model.perplexity > one.expert.perplexity >= 1
     assert not found.is_broken
+
+
+def test_answers_are_the_same_together_and_apart(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Join what fits, but neither what has pictures nor what would leave no room for answers, wherever it stands."""
+    whole, sizes = family.generator(family.base), list[int]()
+    texts = [family.samples(task, "calibration", 8, 42) for task in TASKS]
+    batches = [prompt_batch(one) for drawn in texts for one in batches_of(drawn, 4, family.compute.device)]
+    apart = [TextAnswerer(whole, [batch], FEW).answers for batch in batches]
+    original = type(whole).each_answer
+
+    def noted(own: Generator, batch: Any, **options: Any) -> list[torch.Tensor]:
+        sizes.append(len(batch["input_ids"]))
+        return original(own, batch, **options)
+
+    monkeypatch.setattr(type(whole), "each_answer", noted)
+    shapes = sorted((tuple(batch["input_ids"].shape) for batch in batches), key=lambda one: -one[1])
+    widest, counts = shapes[0][1], [prompts for prompts, _ in shapes]
+    wide = sum(width == widest for _, width in shapes)
+    assert 0 < wide < len(shapes)
+    narrow = replace(whole, positions=widest + FEW - 1)
+    for generator, most, wanted in (
+        (whole, 10**6, [sum(counts)]),
+        (whole, 0, counts),
+        (narrow, 10**6, [*counts[:wide], sum(counts[wide:])]),
+    ):
+        sizes.clear()
+        found = answer_together(generator, batches, FEW, most)
+        assert [[one.tolist() for one in own] for own in found] == [[one.tolist() for one in own] for own in apart]
+        assert sizes == wanted
 
 
 def test_one_whole_model_is_in_memory_at_a_time(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_the_start_of_a_process_is_told_apart(tiny_suite_file: Path, monkeypatch
 
 @pytest.mark.slow
 def test_the_check_of_what_a_model_writes_is_estimated_beside_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of T5 with eight tasks it took three quarters of the command, and nobody had said so."""
+    """Tell of it before: it took three quarters of a command on T5 with eight tasks."""
     family = open_family(load_suite("t5-mini"), device="cpu")
     drawn = {task: DrawSize(64, 36.0, 1.0) for task in family.suite.tasks}
     monkeypatch.setattr(estimates, "gemm_rate", lambda dtype: math.inf)
