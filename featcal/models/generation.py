@@ -240,12 +240,12 @@ class TextAnswerer:
     @cached_property
     def answers(self) -> list[Tensor]:
         """Return the model's answer to every prompt, up to the token that ends it: `[tokens]`."""
+        if self._known is not None:
+            return self._known
         settings: dict[str, Any] = {
             "max_new_tokens": self._tokens, "max_length": None, "do_sample": False, "num_beams": 1,
             "pad_token_id": min(self.ends, default=0),
         }  # fmt: skip
-        if self._known is not None:
-            return self._known
         return [answer for batch in self._batches for answer in self._generator.each_answer(batch, **settings)]
 
     def log_probabilities(self, answers: Sequence[Tensor]) -> Iterator[Tensor]:
