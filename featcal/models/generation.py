@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import signature
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,7 @@ class Generator:
         if self.encodes:
             labels = pad_sequence(list(answers), batch_first=True, padding_value=0)
             given = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
-            starts = [0] * len(answers)
+            starts, first = [0] * len(answers), 0
         else:
             ids, mask = prompts(batch)
             # Right padding from here on: left padding would shift positions in a plain forward.
@@ -186,9 +187,12 @@ class Generator:
             pictures = self.seen(batch, padded) if self.seen is not None else {}
             given = {"input_ids": padded, "attention_mask": attended, **pictures}
             starts = [len(prompt) - 1 for prompt in own]
+            first = min(starts) if "logits_to_keep" in signature(self.model.forward).parameters else 0
+            if first:  # a prompt's own scores of the whole vocabulary are not needed
+                given["logits_to_keep"] = padded.shape[1] - first
         logits = self.model(**given, use_cache=False).logits
         return [
-            log_softmax(row[start : start + len(answer)].float(), dim=-1)
+            log_softmax(row[start - first : start - first + len(answer)].float(), dim=-1)
             for row, start, answer in zip(logits, starts, answers, strict=True)
         ]
 

@@ -239,7 +239,13 @@ def test_texts_longer_than_the_table_of_positions_are_refused(tmp_path: Path) ->
     given = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "suppress_tokens": [0]}
     apart = generator.each_answer(beside, **given)
     assert [len(one) for one in apart] == [3, 8]
-    assert [one.shape for one in generator.log_probabilities(beside, apart)] == [(3, 32), (8, 32)]
+    found = generator.log_probabilities(beside, apart)
+    assert [one.shape for one in found] == [(3, 32), (8, 32)]
+    for length, answer, own in zip((14, 3), apart, found, strict=True):
+        text = torch.cat([ids[0, :length], answer[:-1]])
+        with torch.no_grad():
+            scores = generator.model(input_ids=text[None]).logits[0, length - 1 :]
+        torch.testing.assert_close(own, scores.log_softmax(-1), rtol=1e-5, atol=1e-5)
 
 
 def test_beta_does_not_apply_where_a_norm_stands_before_the_stream(tmp_path: Path) -> None:
