@@ -37,12 +37,14 @@ INPUTS = (
     ("txt",),
 )
 """Names of input columns; the first of these groups in which all columns hold text counts."""
-ANSWERS = ("target", "answer", "completion", "response", "output", "label")
+CHOSEN = "chosen"
+"""Column of the better of two answers, in data for preference training."""
+ANSWERS = ("target", "answer", "completion", "response", "output", "label", CHOSEN)
 PICTURES = ("image", "img", "picture")
 LABELS = ("label", "labels", "fine_label", "class", "cls")
 ALIKE = ("score", "similarity_score", "similarity", "label", "target")
 """Names of columns of numbers that rate the similarity of two texts."""
-ASKED = (("prompt", "completion"), ("instruction", "output"))
+ASKED = (("prompt", "completion"), ("instruction", "output"), ("prompt", CHOSEN), ("question", CHOSEN))
 """Names of text columns for the user's words and the assistant's answer."""
 _NO_INPUT = ("split", "id", "idx")
 
@@ -207,7 +209,9 @@ def _turn_columns(columns: Mapping[str, Column], reads: Reads) -> tuple[str, ...
     held = [name for name, kind in kinds.items() if kind == "turns"]
     pairs = [pair for pair in ASKED if all(kinds.get(name) in ("turns", "text") for name in pair)]
     asked = next((pair for pair in pairs if reads == "turns" or pair[0] in held), ())
-    usual = next((name for name in TURNS if name in held), held[0] if len(held) == 1 else None)
+    usual = next((name for name in (*TURNS, CHOSEN) if name in held), held[0] if len(held) == 1 else None)
+    if usual == CHOSEN and usual in asked and asked[0] not in held:
+        asked = ()  # turns of a better answer begin with the prompt, if that has no turns of its own
     found: tuple[str, ...] = (usual,) if usual is not None and usual not in asked else asked
     if found == ("instruction", "output") and "input" in kinds:
         found = ("instruction", "input", "output")

@@ -16,7 +16,7 @@ from featcal.calibration.block_statistics import likely_groups
 from featcal.calibration.config import calibrated_blocks, calibrated_maps, select_tasks
 from featcal.calibration.memory import gradient_bytes, working_bytes
 from featcal.calibration.precision import product_dtype, solve_dtype
-from featcal.evaluation.generation_check import JOINED, PROMPTS, TOKENS
+from featcal.evaluation.generation_check import JOINED, PROMPTS, ROOM, TOGETHER, TOKENS
 from featcal.formats.weights import TensorInfo
 from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.compute import DTYPES, computing
@@ -101,8 +101,9 @@ def estimate(
     calibrating = inputs + states + int(SLACK * working)
     # The written model is loaded back beside the one in memory; the token states are gone by then.
     verifying = inputs + 2 * stored
+    generating = stored + generation_bytes(adapter, info, drawn) if adapter.generates else 0
     return Estimates(
-        LIBRARIES + max(calibrating, verifying),
+        LIBRARIES + max(calibrating, verifying, generating),
         available_bytes(),
         stored,
         shutil.disk_usage(out).free,
@@ -121,6 +122,15 @@ def generation_seconds(adapter: Adapter, info: Mapping[str, TensorInfo], drawn: 
     steps = TOKENS * (len(drawn) + 2 * math.ceil(tokens / JOINED))
     read = 3 * 2 * _passed_parameters(adapter) * tokens / (EFFICIENCY * gemm_rate(torch.float32))
     return read + steps * 4 * weights / GENERATION_SPEED
+
+
+def generation_bytes(adapter: Adapter, info: Mapping[str, TensorInfo], drawn: Mapping[str, DrawSize]) -> int:
+    """Estimate the memory of a whole float32 model that answers prompts, with the experts' probabilities along their
+    answers and the scores of one batch, before and after the softmax and as probabilities."""
+    weights = sum(math.prod(one.shape) for one in info.values())
+    answer = 4 * TOKENS * max(info[name].shape[0] for name in adapter.vocabulary)
+    kept = min(len(drawn) * PROMPTS * answer, ROOM + PROMPTS * answer)
+    return 4 * weights + kept + 3 * TOGETHER * answer
 
 
 def probe_seconds(adapter: Adapter, drawn: Mapping[str, DrawSize], samples: int) -> float:

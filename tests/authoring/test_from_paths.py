@@ -429,6 +429,16 @@ CONVERSATIONS: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "both": ({"prompt": "Is it?", "messages": TURNS}, "messages", "messages"),
     "prompts": ({"prompt": "Is it?", "completion": "No."}, ["prompt", "completion"], ("{prompt}\n", "{completion}")),
     "Alpaca": (ALPACA, ["instruction", "input", "output"], ("{instruction} {input}\n", "{output}")),
+    "preferences": ({"prompt": "Is it?", "chosen": TURNS, "rejected": TURNS}, "chosen", "chosen"),
+    "preferences of turns": (
+        {"prompt": TURNS[:1], "chosen": TURNS[1:], "rejected": TURNS[1:]},
+        *2 * (["prompt", "chosen"],),
+    ),
+    "preferences of texts": (
+        {"system": "Be kind.", "question": "Is it?", "chosen": "No.", "rejected": "Ask me later."},
+        ["system", "question", "chosen"],
+        ("{question}\n", "{chosen}"),
+    ),
     "other texts": ({"question": "Is it?", "answer": "No."}, *2 * (("{question}\n", "{answer}"),)),
 }
 
@@ -457,13 +467,13 @@ def test_conversations_are_recognised(here: Path, row: dict[str, Any], chats: An
 
 
 def test_columns_of_turns_that_are_several_are_asked_for(here: Path) -> None:
-    jsonl(here / "a.jsonl", {"chosen": TURNS, "rejected": TURNS})
+    jsonl(here / "a.jsonl", {"first": TURNS, "second": TURNS})
     found = guess("a.jsonl", here, "turns")
     assert found.task["calibration"] == {"jsonl": "a.jsonl", "input": "{COLUMN}"}
     assert found.missing[0].endswith("or {…, conversation: COLUMN} if one holds the turns of a conversation")
-    assert guess("{jsonl: a.jsonl, conversation: chosen}", here, "turns").task["calibration"] == {
+    assert guess("{jsonl: a.jsonl, conversation: second}", here, "turns").task["calibration"] == {
         "jsonl": "a.jsonl",
-        "conversation": "chosen",
+        "conversation": "second",
     }
 
 

@@ -72,9 +72,14 @@ def test_the_check_of_what_a_model_writes_is_estimated_beside_the_calibration(mo
     found = estimates.generation_seconds(family.adapter, family.merged.info, drawn)
     tasks = len(drawn)  # 16 prompts each, of 100 tokens with their answers; 4096 of these are written at once
     assert found == pytest.approx(64 * (tasks + 2 * math.ceil(1600 * tasks / 4096)) * 4 * weights / 5e9)
-    assert estimates.estimate(family.adapter, family.merged.info, drawn, config_for(family), 4, Path()).to_json()[
-        "generation_seconds"
-    ] == pytest.approx(found)
+    whole = estimates.estimate(family.adapter, family.merged.info, drawn, config_for(family), 4, Path())
+    assert whole.to_json()["generation_seconds"] == pytest.approx(found)
+    scores = 64 * family.merged.info["shared.weight"].shape[0] * 4  # bytes of an answer's
+    memory = estimates.generation_bytes(family.adapter, family.merged.info, drawn)
+    assert memory == 4 * weights + tasks * 16 * scores + 3 * 8 * scores
+    assert whole.memory_bytes >= estimates.LIBRARIES + 4 * weights + memory
+    monkeypatch.setattr(estimates, "ROOM", 0)  # the answers of one task are kept all the same
+    assert estimates.generation_bytes(family.adapter, family.merged.info, drawn) == memory - (tasks - 1) * 16 * scores
 
 
 def test_every_part_is_estimated_at_the_speed_of_its_dtype(tiny: Family, monkeypatch: pytest.MonkeyPatch) -> None:
