@@ -23,8 +23,8 @@ from featcal.system.errors import InputError
 
 LABEL = "Find good options"
 _WHAT = (
-    "Tries the merge as it is, all recipes, and informed with errors weighed by decisions and with more and less of "
-    "its prior: each is fitted on three quarters of the calibration samples and judged on the fourth, four times, by "
+    "Tries the merge as it is, all recipes, and informed with errors weighed by decisions and with other values of μ "
+    "and ρ: each is fitted on three quarters of the calibration samples and judged on the fourth, four times, by "
     "how probable the experts' decisions are. No label is read."
 )
 

@@ -28,8 +28,9 @@ from featcal.system.formatting import duration, join_words
 MOST_TASKS = 6
 """Largest number of tasks whose pictures are shown."""
 _LONG = (
-    "Every method at its defaults with three calibration seeds, as a background job: minutes for a small suite, "
-    "hours for a large one. It continues when you close this page, and finished rows are kept if it is cancelled."
+    "Every method at its defaults with three seeds (AdaMerging with 200 steps and one seed, Fisher merging with one), "
+    "as a background job: minutes for a small suite, hours for a large one. It continues when you close this page, and "
+    "finished rows are kept if it is cancelled."
 )
 SUBJECT, BESIDE = "the merge under repair", "compared with the merge"
 _ROWS, _LISTED, _AS = "leaderboard-rows", "leaderboard-listed", "leaderboard-as"

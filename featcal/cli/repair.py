@@ -74,7 +74,8 @@ def calibrate_command(
 ) -> None:
     """Calibrate a model in closed form and write the checkpoint.
 
-    --model names the model to calibrate, which is also the ridge's anchor: any merge, baseline or checkpoint.
+    --model names the model to calibrate, of which with --rho the ridge's anchor is made: any merge, baseline or
+    checkpoint.
 
     [Brackets] give the default of an option, by recipe if it depends on that; a suite file may set its own under
     `calibration`.
@@ -270,7 +271,8 @@ def select_command(
 
     Every candidate is calibrated on three quarters of the calibration samples and scored on the last quarter, four
     times: how probable are the experts' decisions under it? Candidates are the merge (--of) as it is, the recipes at
-    their defaults, and "informed" with errors weighed by decisions, with more or less of its prior and with --cautious.
+    their defaults, and "informed" with errors weighed by decisions, with other values of mu and rho, and with
+    --cautious.
     "informed" with errors weighed by decisions (at its defaults with fewer than 16 samples of a task) stays unless
     another one is better by more than the paired interval; the chosen one is then calibrated on all samples. Only
     calibration samples are read. Results are cached, so an interrupted choice continues where it stopped. With fewer

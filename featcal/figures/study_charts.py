@@ -20,11 +20,12 @@ if TYPE_CHECKING:  # charts are there before torch is
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 
 LEADERBOARD = r"""
-**What this shows.** Every method at its defaults, on the same samples. *average* is the unweighted mean over tasks on
-the test split, *interval* half the width of its 95 % interval by Student's t over calibration seeds (wide for three
-seeds), *normalised* the mean over tasks of the score as a share of the expert's. *drift* is the relative drift of the
-final features, *cosine* theirs to the expert's. *CPU s* and *MB* are the processor time to make the model and the
-growth of the process meanwhile; the experts' own passes count if a method needs them.
+**What this shows.** Every method at its defaults (AdaMerging with 200 steps), on the same samples. *average* is the
+unweighted mean over tasks on the test split, *interval* half the width of its 95 % interval by Student's t over
+calibration seeds (wide for three seeds), *normalised* the mean over tasks of the score as a share of the expert's.
+*drift* is the relative drift of the final features, *cosine* theirs to the expert's. *CPU s* and *MB* are the
+processor time to make the model and the growth of the process meanwhile; the experts' own passes count if a method
+needs them.
 
 **What a method needs.** *samples*: unlabelled calibration samples. *labels*: the answers of language models' samples,
 read as tokens and compared with nothing. *test data*: samples of the split that is scored. *training*: steps of
