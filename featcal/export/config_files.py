@@ -114,6 +114,8 @@ def named_dtype(adapter: Adapter, info: Mapping[str, TensorInfo]) -> torch.dtype
 def say_tokenizer(target: Path) -> None:
     """Rewrite a `tokenizer_config.json` of version 5 for both versions: a class that both have, with explicit defaults
     and special tokens."""
+    import transformers
+
     file = target / TOKENIZER_FILE
     if not file.is_file() or not (target / "tokenizer.json").is_file():
         return
@@ -128,9 +130,12 @@ def say_tokenizer(target: Path) -> None:
         settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
     own = str(settings.get("tokenizer_class"))
     if own not in _OWN_CLASS:
+        # Defaults of the class, which the file does not repeat: BERT's also reads the number of the text, Gemma's pads
+        # on the left.
+        kind = getattr(transformers, own, transformers.PreTrainedTokenizerFast)
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-        settings.setdefault("model_input_names", ["input_ids", "attention_mask"])
-        settings.setdefault("padding_side", "left" if own.startswith("LlamaTokenizer") else "right")
+        settings.setdefault("model_input_names", [*kind.model_input_names])
+        settings.setdefault("padding_side", kind.padding_side)
     if settings != config:
         save_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", file)
 
