@@ -21,6 +21,7 @@ from featcal.export.licences import (
 from featcal.family.opening import Family
 from featcal.formats.hub import RECIPE_FILE, HubModel, hub_model
 from featcal.formats.located_model import is_classifier
+from featcal.formats.model_files import models_on_hub
 from featcal.suite.methods import is_method, method
 from featcal.suite.name_grammar import model_name
 from featcal.suite.recipe import DTYPE, MergeRecipe
@@ -69,13 +70,15 @@ def model_card(family: Family, record: Mapping[str, Any], making: CardProvenance
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    on_hub, base = _models_on_hub(family.suite), base_card(family)
+    suite, base = family.suite, base_card(family)
+    refs = [suite.base, *(task.expert for task in suite.tasks.values())]
+    on_hub = list(dict.fromkeys(one for _, one in models_on_hub(filter(None, refs), suite.root)))
     repositories = list(dict.fromkeys(one.repo for one in on_hub))
     relation = {"base_model_relation": "merge"} if repositories else {}
     data = ModelCardData(
         **licence_fields(base),
         base_model=repositories or None,
-        datasets=list(dict.fromkeys(data_on_hub(family.suite, "calibration").values())) or None,
+        datasets=list(dict.fromkeys(data_on_hub(suite, "calibration").values())) or None,
         language=language_of(base),
         library_name="sentence-transformers" if family.adapter.embeds else family.adapter.library,
         pipeline_tag=pipeline_tag(family),
@@ -88,7 +91,7 @@ def model_card(family: Family, record: Mapping[str, Any], making: CardProvenance
         f"# {escape_markdown(making.title)}",
         making.what,
         *(f"**Warning:** {escape_markdown(one)}." for one in making.warnings),
-        f"## Scores\n\n{mark(SCORES, _no_scores(record, family.suite))}",
+        f"## Scores\n\n{mark(SCORES, _no_scores(record, suite))}",
         _drift(record, making.pictured),
         _how_it_was_made(family, record, making, settings),
         f"## Licence\n\n{mark(LICENCE, describe_licence(record['licences']))}",
@@ -176,11 +179,6 @@ def _explain_method(name: str) -> str:
         return ""
     about = method(kind).about
     return f": {about.summary}{about.link and f' ({about.link})'}"
-
-
-def _models_on_hub(suite: Suite) -> list[HubModel]:
-    refs = [suite.base, *(task.expert for task in suite.tasks.values())]
-    return [one for ref in refs if ref is not None and (one := find_on_hub(ref, suite)) is not None]
 
 
 def find_on_hub(ref: str, suite: Suite) -> HubModel | None:

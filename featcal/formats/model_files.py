@@ -60,7 +60,7 @@ def model_commits(references: Iterable[str], root: Path) -> tuple[Commit, ...]:
         root: folder that relative references start from.
     """
     found: set[Commit] = set()
-    for place, model in _find_on_hub(references, root):
+    for place, model in models_on_hub(references, root):
         with suppress(InputError):  # whoever opens the model is told
             require_no_hub("model")
             if commit := cached_commit(model.repo, model.revision):
@@ -74,11 +74,11 @@ def unpinned_models(references: Iterable[str], root: Path) -> list[str]:
     Args:
         references, root: as in `model_commits`.
     """
-    return list(dict.fromkeys(place for place, model in _find_on_hub(references, root) if model.revision is None))
+    return list(dict.fromkeys(place for place, model in models_on_hub(references, root) if model.revision is None))
 
 
-def _find_on_hub(references: Iterable[str], root: Path) -> Iterator[tuple[str, HubModel]]:
-    """Yield the ids on the Hub in references."""
+def models_on_hub(references: Iterable[str], root: Path) -> Iterator[tuple[str, HubModel]]:
+    """Yield the ids on the Hub in references: of `REF+ADAPTER` both."""
     for place in (place for reference in references for place in _places(reference)):
         with suppress(InputError):
             model = hub_model(place)

@@ -718,6 +718,12 @@ def test_hub_ids_become_base_models(tiny: Family) -> None:
     card = model_card(replace(tiny, suite=suite), record, CardProvenance("t", "w", {"lam": 1}, "featcal {}".format))
     assert "- owner/base\n- someone/pets\n- someone/signs\n" in card
     assert "base_model_relation: merge" in card
+    for task, ref in zip(tasks, ("owner/base+some/lora", "hf-hub:another/clip"), strict=True):
+        tasks[task] = tasks[task].model_copy(update={"expert": ref})
+    suite = suite.model_copy(update={"tasks": tasks})
+    card = model_card(replace(tiny, suite=suite), record, CardProvenance("t", "w", {"lam": 1}, "featcal {}".format))
+    assert "- owner/base\n- some/lora\n- another/clip\n" in card
+    assert "owner/base, some/lora, another/clip" in card
 
 
 @pytest.mark.slow
