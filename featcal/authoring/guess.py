@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from mimetypes import guess_type
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -173,6 +174,7 @@ def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Rea
         if any(folder.glob("*.jsonl*")) and not (folder / "metadata.jsonl").is_file():
             called = ", ".join(SPLIT_NAMES["calibration"])
             raise InputError(f"samples: {folder} has .jsonl files, none of them called {called}; name one")
+        _refuse_other_folder(folder)
         imagefolder(folder, given.get("label"))
         note = f"{folder}: a folder of pictures, one sub-folder per class"
         return _with_warning({"calibration": _pictures(folder, root, given)}, (note,), (), str(folder))
@@ -203,6 +205,15 @@ def _guess_folder(folder: Path, root: Path, given: Mapping[str, Any], reads: Rea
 
 def _pictures(folder: Path, root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"imagefolder": from_folder(folder, root), **given}
+
+
+def _refuse_other_folder(folder: Path) -> None:
+    """Raise an InputError with the converting command of the first file if a folder has neither folders nor pictures,
+    but files that no source reads."""
+    files = sorted(folder.iterdir(), key=lambda file: (file.suffix == ".txt", file.name))  # a README.txt comes last
+    if not any(file.is_dir() or (guess_type(file.name)[0] or "").startswith("image/") for file in files):
+        for file in files:
+            refuse_other_files(file)
 
 
 def _find_below(folder: Path, name: str) -> Path | None:

@@ -117,11 +117,12 @@ def local_folder(ref: str, root: Path, label: str) -> Path:
         require_links_inside(folder, label)
         return folder
     # A misspelt path below a folder that exists must not be looked up on the Hub, where strangers may own that name.
-    inside_known_folder = (root / ref.split("/")[0]).is_dir()
+    above = root / ref.split("/")[0]
     model = hub_model(ref)
-    if inside_known_folder or model is None:
+    if above.is_dir() or model is None:
+        why = "" if model is None else f"; not asked of the Hub, since the folder {above.resolve()} is there"
         raise InputError(
-            f"{label}: no folder {folder}; give an existing folder or a Hub id such as 'owner/name' or "
+            f"{label}: no folder {folder}{why}; give an existing folder or a Hub id such as 'owner/name' or "
             "'owner/name/folder'"
         )
     require_no_hub(label)

@@ -80,7 +80,10 @@ def _write(tensors: Mapping[str, Tensor], place: Path, title: str) -> None:
             bar.update(sum(tensor.nbytes for tensor in group.values()))
             return group
 
-        stream_tensors(info, read, place)
+        try:
+            stream_tensors(info, read, place)
+        except InputError as error:  # of the disk, for which `convert_once` says what helps
+            raise error.__cause__ if isinstance(error.__cause__, OSError) else error
 
 
 def read_pickle(file: Path, label: str) -> dict[str, Tensor]:

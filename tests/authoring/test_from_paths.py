@@ -513,6 +513,19 @@ def test_files_of_other_kinds_are_refused_with_the_line_that_converts_them(
         made.unlink()
 
 
+def test_a_folder_of_tables_is_refused_with_the_line_that_converts_them(here: Path) -> None:
+    folder = here / "tables"
+    folder.mkdir()
+    (folder / "README.txt").write_text("words")
+    for name in ("train.csv", "test.csv"):
+        (folder / name).write_text("text,label\na,1\n")
+    with pytest.raises(InputError, match=r"test\.csv is not read as it is; make .*test\.jsonl of it with: "):
+        guess("tables", here)
+    (folder / "a.png").write_bytes(b"")  # a table beside pictures may be anything
+    with pytest.raises(InputError, match="tables has no sub-folders; make one per class"):
+        guess("tables", here)
+
+
 def test_a_table_with_more_values_than_columns_is_not_cut(here: Path) -> None:
     (here / "x.csv").write_text("text,label\na, b,1\n")
     with pytest.raises(InputError) as caught:

@@ -289,7 +289,7 @@ def test_a_folder_here_comes_before_one_on_the_hub(one_of_several: Path, tmp_pat
     """And a path into a folder that is here is never an id."""
     (tmp_path / "some" / "several" / "tuned").mkdir(parents=True)
     assert local_folder("some/several/tuned", tmp_path, "m") == (tmp_path / "some/several/tuned").resolve()
-    with pytest.raises(InputError, match="give an existing folder or a Hub id"):
+    with pytest.raises(InputError, match=rf"not asked of the Hub, since the folder {tmp_path}/some is there; give an"):
         local_folder("some/several/tuned/a@v1", tmp_path, "m")
     assert not one_of_several.exists()
 

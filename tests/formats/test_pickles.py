@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from featcal import CalibrationConfig, calibrate, load_suite
+from featcal.formats import output
 from featcal.formats.checkpoint import Checkpoint
 from featcal.formats.pickles import convert_once
 from featcal.system.errors import InputError
@@ -179,3 +181,17 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "file"))
     with pytest.raises(InputError, match="set FEATCAL_CACHE to a folder that can be written"):
         convert_once(tmp_path / "pytorch_model.bin", "m")
+
+
+def test_a_disk_that_fills_during_the_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(STATE, tmp_path / "pytorch_model.bin")
+    monkeypatch.setenv("FEATCAL_CACHE", str(tmp_path / "cache"))
+
+    def full(tensor: torch.Tensor) -> bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(output, "raw_bytes", full)
+    said = r"m: .*pytorch_model\.bin cannot be converted to .*: No space left on device; set FEATCAL_CACHE to a folder"
+    with pytest.raises(InputError, match=said):
+        convert_once(tmp_path / "pytorch_model.bin", "m")
+    assert not [*(tmp_path / "cache").rglob("*.safetensors*")]
