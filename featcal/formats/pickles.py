@@ -83,7 +83,9 @@ def _write(tensors: Mapping[str, Tensor], place: Path, title: str) -> None:
         try:
             stream_tensors(info, read, place)
         except InputError as error:  # of the disk, for which `convert_once` says what helps
-            raise error.__cause__ if isinstance(error.__cause__, OSError) else error
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__ from None
+            raise
 
 
 def read_pickle(file: Path, label: str) -> dict[str, Tensor]:
