@@ -40,11 +40,11 @@ class TextExample:
 
 @dataclass(frozen=True)
 class FetchedLabels:
-    """Class indices of remote rows, fetched on demand."""
+    """Class indices of remote rows, fetched on demand; None for rows of which none has a label."""
 
-    read: Callable[[Sequence[int]], NDArray[np.integer]]
+    read: Callable[[Sequence[int]], NDArray[np.integer] | None]
 
-    def __getitem__(self, wanted: Sequence[int]) -> NDArray[np.integer]:
+    def __getitem__(self, wanted: Sequence[int]) -> NDArray[np.integer] | None:
         return self.read(wanted)
 
 

@@ -236,9 +236,9 @@ def _with_labels(pool: Pool, table: ColumnTable, column: str | None, rows: Rows,
         return pool
     if isinstance(table, ArrowTable) and table.fetch is not None and table.has_numbers(column):
 
-        def read(wanted: Sequence[int]) -> NDArray[np.int64]:
-            found = table.rows(rows[list(wanted)].tolist(), [column])
-            return number_labels([row[column] for row in found], f"column '{column}'")[0]
+        def read(wanted: Sequence[int]) -> NDArray[np.int64] | None:
+            found = [row[column] for row in table.rows(rows[list(wanted)].tolist(), [column])]
+            return None if not named and are_no_labels(found) else number_labels(found, f"column '{column}'")[0]
 
         return replace(pool, labels=FetchedLabels(read), class_names=table.class_names(column))
     every = table.column(column)

@@ -322,9 +322,9 @@ def _classes(pool: Pool, indices: Sequence[int], wanted: tuple[str, ...] | None)
         InputError: a label without a name, or names of the source and of the suite that contradict each other.
     """
     own = pool.class_names
-    if pool.labels is None:
+    drawn = None if pool.labels is None else pool.labels[list(indices)]
+    if drawn is None:
         return {"class_names": wanted or own, "notes": pool.notes}
-    drawn = pool.labels[list(indices)]
     _check_labels(drawn)
     labels = torch.from_numpy(drawn.astype(np.int64))
     _require_names(labels, own or wanted)

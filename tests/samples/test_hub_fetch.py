@@ -222,6 +222,16 @@ def test_labels_that_are_words_are_counted_over_the_whole_split(log: Log, edit_s
     assert not fetched(log())
 
 
+def test_row_groups_without_labels_are_pictures_without_labels(log: Log, edit_suite: Edit, rows_pay: None) -> None:
+    """As those of a split that is read whole are: test splits on the Hub often keep their labels back."""
+    drawn = preview_samples(suite_on(edit_suite, hub="me/hidden", split="test"), "pets", "test", 2, 1)
+    assert any(one["range"] for one in log() if fetched([one]))
+    assert drawn.labels is None
+    assert drawn.images is not None
+    with pytest.raises(InputError, match="label -1 is negative"):
+        seen(suite_on(edit_suite, hub="me/hidden", split="test", label="label"), 2, 1)
+
+
 def test_what_was_fetched_before_a_failure_is_kept(
     log: Log, address: str, edit_suite: Edit, rows_pay: None, monkeypatch: Any
 ) -> None:
