@@ -69,6 +69,9 @@ class Held:
             self._make_room(wanted)
             session = opened()
             with self._lock:
+                # The same one under an earlier key, before the Hub was asked for its models, would release it.
+                for other in [other for other, one in self._open.items() if one.session is session]:
+                    del self._open[other]
                 self._open[key] = _Open(session, wanted, self._clock())
             return session
 

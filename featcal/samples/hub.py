@@ -9,7 +9,13 @@ from pathlib import Path
 from featcal.formats.hub import cached_commit
 from featcal.formats.model_files import Commit
 from featcal.samples.arrow import ArrowTable
-from featcal.samples.hub_repository import explain_reading, find_repository, hide_bars, import_datasets
+from featcal.samples.hub_repository import (
+    explain_reading,
+    find_repository,
+    hide_bars,
+    import_datasets,
+    settle_commit,
+)
 from featcal.samples.hub_rows import find_rows, may_read_rows, read_dataset
 from featcal.suite.source import Source
 from featcal.system.errors import InputError
@@ -40,11 +46,12 @@ def read_hub(name: str, root: Path, config: str | None, split: str, revision: st
 
 
 def data_commit(source: Source, root: Path) -> tuple[Commit, ...]:
-    """Return the commit of a source's data set in the Hub's cache; empty if it is stored elsewhere, or was not
-    fetched."""
+    """Return the commit of a source's data set on the Hub (`settle_commit`); empty if it is stored elsewhere, or not
+    known."""
     with suppress(InputError):  # whoever draws samples is told
         if source.hub is not None and not local_path(source.hub, root, "hub").is_dir():
             require_no_hub("hub")
+            settle_commit(source.hub, source.revision)
             return _commits(source.hub, source.revision)
     return ()
 

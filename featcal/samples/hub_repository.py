@@ -9,9 +9,9 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -320,6 +320,14 @@ def find_repository(name: str, revision: str | None) -> Repository | None:
     keep_commit(name, revision, found.commit, "dataset")
     hold_to(found, revision)
     return found
+
+
+@cache
+def settle_commit(name: str, revision: str | None) -> None:
+    """Find out which commit a data set has, so that results before and after the first draw are of the same one; the
+    Hub is asked once per process, whether it answers or not."""
+    with suppress(InputError):  # whoever draws samples is told
+        find_repository(name, revision)
 
 
 def _fetch_texts(found: Repository) -> dict[str, str]:

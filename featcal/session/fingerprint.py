@@ -31,12 +31,13 @@ class Stamp(NamedTuple):
     commits: tuple[Commit, ...]
     """Commits of models on the Hub, for those that are fetched."""
     data: tuple[Commit, ...]
-    """Commits of data sets on the Hub, for those that are fetched."""
+    """Commits of data sets on the Hub, for those that are known."""
 
 
 def suite_stamp(suite: Suite) -> Stamp:
     """Return the state of everything that a suite reads: its text, the files of its models (`model_files`) and of its
-    samples, with all sub-folders, and the commits of models and data on the Hub. Nothing is read or fetched.
+    samples, with all sub-folders, and the commits of models and data on the Hub. Nothing is read or fetched, but the Hub
+    is asked once per process which commits the data sets have.
 
     The state of a file is its size and times in the file system (`stamps`).
     """

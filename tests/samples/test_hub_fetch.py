@@ -9,13 +9,14 @@ from typing import Any
 import datasets
 import huggingface_hub
 import pytest
-from hub_data_sets import CLASSES, Log, fetched, forget, go_offline, play, send, serving
+from hub_data_sets import CLASSES, Log, fetched, forget, go_offline, play, send, serving, write_pictures
 from suite_edits import Edit
 
 from featcal.samples import hub_rows
 from featcal.samples.hub import read_hub
 from featcal.samples.hub_repository import Repository, known_repository
 from featcal.samples.sources import preview_samples
+from featcal.session.fingerprint import suite_stamp
 from featcal.suite.schema import Suite, load_suite
 from featcal.system.errors import InputError
 
@@ -230,6 +231,34 @@ def test_row_groups_without_labels_are_pictures_without_labels(log: Log, edit_su
     assert drawn.images is not None
     with pytest.raises(InputError, match="label -1 is negative"):
         seen(suite_on(edit_suite, hub="me/hidden", split="test", label="label"), 2, 1)
+
+
+def test_a_suite_is_the_same_before_and_after_its_first_draw(
+    tmp_path: Path, edit_suite: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nothing of an interrupted sweep would be found again; and data that moved are others before they are
+    drawn."""
+    for address in serving(tmp_path / "repositories"):
+        log = play(address, tmp_path, monkeypatch)
+        suite = suite_on(edit_suite, hub="me/bare", split="test")
+        before = suite_stamp(suite)
+        assert [name for name, _ in before.data] == ["me/bare"]
+        asked = log()
+        assert not fetched(asked)
+        seen(suite, 2, 1)
+        assert suite_stamp(suite) == before
+        assert [one["path"].partition("?")[0] for one in asked + log()].count("/api/datasets/me/bare") == 1
+        write_pictures(tmp_path / "repositories/datasets/me/bare/main/data/test-00001-of-00002.parquet", range(3, 6))
+        seen(suite, 2, 1)
+        assert suite_stamp(suite) == before  # this process goes on with what it has read
+        forget()
+        moved = suite_stamp(suite)
+        assert moved.data != before.data
+        seen(suite, 2, 1)
+        assert suite_stamp(suite) == moved
+        forget()
+        go_offline(monkeypatch)
+        assert suite_stamp(suite) == moved
 
 
 def test_what_was_fetched_before_a_failure_is_kept(

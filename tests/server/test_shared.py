@@ -404,6 +404,23 @@ def test_no_more_than_a_few_are_open_even_where_memory_has_no_limit() -> None:
     assert get("0", 0) is first  # no limit of time either
 
 
+def test_a_session_that_has_another_key_meanwhile_is_not_released_by_its_first() -> None:
+    """Before its models are fetched, a suite on the Hub has another stamp than afterwards."""
+    held, released = Held(None), list[str]()
+
+    def get(key: str, name: str) -> Any:
+        return held.get(key, lambda: sessions[name], int)
+
+    sessions: Any = {name: SimpleNamespace(release=lambda name=name: released.append(name)) for name in "abcde"}
+    get("a, not fetched", "a")
+    get("a", "a")
+    for name in "bcd"[: MOST - 1]:
+        get(name, name)
+    assert (len(held), released) == (MOST, [])
+    get("e", "e")
+    assert (len(held), released) == (MOST, ["a"])
+
+
 @pytest.mark.slow
 def test_an_idle_suite_leaves_the_memory() -> None:
     held, clock, get = holding(ServerRules(("/",), 100, idle=60))
