@@ -36,8 +36,8 @@ class Stamp(NamedTuple):
 
 def suite_stamp(suite: Suite) -> Stamp:
     """Return the state of everything that a suite reads: its text, the files of its models (`model_files`) and of its
-    samples, with all sub-folders, and the commits of models and data on the Hub. Nothing is read or fetched, but the Hub
-    is asked once per process which commits the data sets have.
+    samples, with all sub-folders, and the commits of models and data on the Hub. Nothing is read or fetched; the Hub is
+    asked once per process which commits the data sets have.
 
     The state of a file is its size and times in the file system (`stamps`).
     """
