@@ -10,7 +10,14 @@ from featcal.mergers.common.merger import Tensors, merger, require_divisor, weig
 from featcal.suite.options import option
 
 
-@merger("linear", "weighted sum or mean of the experts", paper="2203.05482", mergekit="linear", check=require_divisor)
+@merger(
+    "linear",
+    "weighted sum or mean of the experts",
+    paper="2203.05482",
+    mergekit="linear",
+    entrywise=True,
+    check=require_divisor,
+)
 def linear(
     given: Tensors,
     *,

@@ -18,6 +18,7 @@ from featcal.suite.options import option
     "base plus scale times the sum of task vectors",
     paper="2212.04089",
     mergekit="task_arithmetic",
+    entrywise=True,
     check=require_divisor,
 )
 def task_arithmetic(

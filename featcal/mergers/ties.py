@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ and 2**21 counts take 16 MiB.
 )
 @dataclass(frozen=True)
 class Ties(Merger):
+    entrywise: ClassVar[bool] = True
+
     scale: float = option(1.0, "factor (lambda) of the elected task vector")
     density: float | Mapping[str, float] = option(
         0.2, "share of a task vector's entries that is kept", above=0, most=1, by_task=True

@@ -20,6 +20,7 @@ from featcal.mergers import dare, ties, ties_per_tensor
 from featcal.mergers.common import engine
 from featcal.mergers.common.engine import RecipeWeights
 from featcal.suite.methods import merger_names
+from featcal.suite.methods import method as find_method
 from featcal.suite.recipe import MergeRecipe
 from featcal.suite.schema import suite_from_dict
 from featcal.system.errors import InputError
@@ -248,6 +249,27 @@ def test_recipes_merge_every_tensor_on_its_own(method: str, at_once: int, monkey
     for name in SHAPES:
         assert read[name].dtype is torch.float32
         torch.testing.assert_close(read[name], expected(method, held, name).float(), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_large_tensor_merged_in_pieces_has_the_same_bits(
+    method: str, stored: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = open_recipe(method, stored)[0].read(SHAPES)
+    monkeypatch.setattr(engine, "VALUES_AT_ONCE", 1)
+    monkeypatch.setattr(engine, "ENTRIES_AT_ONCE", 5)
+    pieces = open_recipe(method, stored)[0].read(SHAPES)
+    for name, tensor in whole.items():
+        assert pieces[name].dtype is stored
+        assert pieces[name].equal(tensor), name
+
+
+def test_a_merge_of_its_own_is_not_taken_to_be_entrywise() -> None:
+    """`dare-ties` drops entries by their place in the whole tensor, `ties` takes each by itself."""
+    kinds: dict[str, Any] = {name: find_method(name) for name in METHODS}
+    entrywise = {name for name, kind in kinds.items() if kind.entrywise and not is_of_matrices(name)}
+    assert entrywise == {"task-arithmetic", "linear", "simple-averaging", "ties"}
 
 
 @pytest.mark.parametrize("method", METHODS)

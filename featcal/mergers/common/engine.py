@@ -27,9 +27,12 @@ VALUES_AT_ONCE = 2**21
 """Number of values that are merged together: each expert's files are opened once for that many, and float64 copies stay
 small.
 
-A larger tensor is merged by itself. For eight B/32 experts that is at most 0.2 to 0.4 GB (a block of each model and the
-base takes 0.25 GB in float32).
+A larger tensor is merged by itself (`ENTRIES_AT_ONCE`). For eight B/32 experts that is at most 0.2 to 0.4 GB (a block
+of each model and the base takes 0.25 GB in float32).
 """
+ENTRIES_AT_ONCE = 2**23
+"""Number of entries of a large tensor that are merged together, if the method takes every entry by itself: a table of
+150,000 tokens would need gigabytes in float64."""
 
 _CPU = torch.device("cpu")
 _LINALG: Any = torch.linalg
@@ -116,7 +119,10 @@ class RecipeWeights:
             self._computed.put(self._merge_matrices(group))
         merged = {name: self._computed[name] for name in whole}
         for group in group_by_size({name: size for name, size in sizes.items() if name not in whole}, VALUES_AT_ONCE):
-            merged |= self._read_together(group)
+            if self.merger.entrywise and sizes[group[0]] > ENTRIES_AT_ONCE:  # a group of its own
+                merged[group[0]] = self._merge_in_pieces(group[0])
+            else:
+                merged |= self._read_together(group)
         return {name: outside[name] if name in outside else merged[name] for name in asked}
 
     def _is_whole(self, name: str) -> bool:
@@ -165,13 +171,30 @@ class RecipeWeights:
             for name, part in zip(names, given.split(self.merger.merge(given)), strict=True)
         }
 
+    def _merge_in_pieces(self, name: str) -> Tensor:
+        """Return a merged tensor, some entries after the others; the experts' own are mapped meanwhile, not copied."""
+        base, *experts = (model.read([name])[name].flatten() for model in (self.base, *self.experts.values()))
+        info = self.base.info[name]
+        merged = torch.empty(len(base), dtype=self._dtype(info.dtype))
+        for start in range(0, len(base), ENTRIES_AT_ONCE):
+            piece = slice(start, start + ENTRIES_AT_ONCE)
+            vectors = (self._place(one[piece], copy=True) for one in experts)
+            own = self._place(base[piece], copy=True)
+            given = Tensors(own, vectors, [*self.experts], {name: len(own)}, self._preparation)
+            merged[piece] = self.merger.merge(given)
+        self._check(merged, name)
+        return merged.view(info.shape)
+
     def _cast(self, merged: Tensor, name: str, of_base: torch.dtype) -> Tensor:
         """Return a copy of a merged tensor in the dtype of the model."""
         dtype = self._dtype(of_base)
         # A part of a larger vector would keep all of it alive.
         stored = merged.to("cpu", dtype, copy=True)
-        check_finite(stored, f"{self.label}: tensor '{name}' in {dtype}", _SMALLER)
+        self._check(stored, name)
         return stored
+
+    def _check(self, merged: Tensor, name: str) -> None:
+        check_finite(merged, f"{self.label}: tensor '{name}' in {merged.dtype}", _SMALLER)
 
     @cached_property
     def _preparation(self) -> Any:

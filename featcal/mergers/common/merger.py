@@ -76,6 +76,13 @@ class Merger(Method):
     role: ClassVar[str] = MERGER
     symmetric: ClassVar[bool] = True
     """True if the order of the experts makes no difference, rounding aside."""
+    entrywise: ClassVar[bool] = False
+    """True if `merge` takes every entry by itself, except for what was prepared: large tensors are then merged in
+    pieces. A class with a `merge` of its own has to say so anew."""
+
+    def __init_subclass__(cls) -> None:
+        if "merge" in vars(cls) and "entrywise" not in vars(cls):
+            cls.entrywise = False
 
     def prepare(self, whole: Whole) -> Any:
         """Return what `merge` needs to know of all tensors together; called once, before the first tensor is merged."""
@@ -110,6 +117,8 @@ class MatrixMerger(Merger):
     1
     """
 
+    entrywise: ClassVar[bool] = True
+
     def merge_matrix(self, changes: Sequence[Tensor]) -> Tensor:
         """Return the merged task matrix `[m, d]` of the experts' task matrices theta_i -
         theta_0, times `scale` if the merger has that option.
@@ -124,7 +133,13 @@ Made = TypeVar("Made", bound=Callable[..., Tensor])
 
 
 def merger(
-    name: str, summary: str, *, matrices: bool = False, check: Callable[..., None] | None = None, **about: Any
+    name: str,
+    summary: str,
+    *,
+    matrices: bool = False,
+    entrywise: bool = False,
+    check: Callable[..., None] | None = None,
+    **about: Any,
 ) -> Callable[[Made], Made]:
     """Return the decorator that makes a merger of one function, whose keyword parameters are its options.
 
@@ -133,6 +148,7 @@ def merger(
 
     Args:
         name, summary, about: as for `register_method`.
+        entrywise: whether the function takes every entry by itself (`Merger.entrywise`).
         check: a function of some of the options, which raises InputError if they contradict each other.
 
     Raises:
@@ -160,7 +176,11 @@ def merger(
                 check(**{one: getattr(self, one) for one in signature(check).parameters})
 
         fields = [(one, Any, default) for one, default in options.items()]
-        body = {called: lambda self, given: function(given, **vars(self)), "__post_init__": require}
+        body = {
+            called: lambda self, given: function(given, **vars(self)),
+            "__post_init__": require,
+            "entrywise": entrywise or of.entrywise,
+        }
         kind: Any = make_dataclass(function.__name__, fields, bases=(of,), namespace=body, frozen=True)
         kind.__module__ = function.__module__
         register_method(name, summary, **about)(kind)
