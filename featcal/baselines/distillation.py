@@ -133,7 +133,6 @@ class Distiller:
         moved = {name: start[name].clone().requires_grad_() for name in names}
         optimizer = torch.optim.Adam(moved.values(), lr=rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, options.steps))
-        between = options.steps / CHECKS
         for step, few in enumerate(draw_batches(tasks, options.steps, options.batch, options.seed), 1):
             self.run.progress(f"{options.kind}, rate {rate:g}", step, options.steps)
             optimizer.zero_grad()
@@ -141,7 +140,7 @@ class Distiller:
                 self.loss({**start, **moved}, few)
             optimizer.step()
             schedule.step()
-            if step // between > (step - 1) // between:
+            if step * CHECKS // options.steps > (step - 1) * CHECKS // options.steps:
                 yield step, moved
 
     @torch.no_grad()

@@ -48,7 +48,7 @@ from featcal.models.whole_forward import (
     batch_for_gradients,
     final,
     name_maps,
-    samples_of,
+    spread_samples,
 )
 from featcal.suite.methods import PROPOSED, SAMPLES, register_method
 from featcal.suite.options import option
@@ -164,7 +164,7 @@ def _aim(scoring: Scorer, experts: Mapping[str, ExpertPass], rows: int) -> list[
     run, found = scoring.run, list[SampleWithScores]()
     for task, one in experts.items():
         tensors = run.compute.place(one.weights.read(run.adapter.tower))
-        for batch, some in batch_by_shape(samples_of(one)[: max(1, rows // len(experts))]):
+        for batch, some in batch_by_shape(spread_samples(one, max(1, rows // len(experts)))):
             scores = scoring.score(one.weights, tensors, task, batch)
             found += [
                 SampleWithScores(task, own.inputs, own.number, row) for own, row in zip(some, scores, strict=True)

@@ -11,10 +11,11 @@ from featcal.models.adapter import Batch, Block, Stage
 from featcal.models.compute import widen
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, ModelStream, StageEntrance
+from featcal.system.spread import even_places
 
 SAMPLES = 8
-"""Number of calibration samples per task for this measurement: the first of its middle batch, because texts are sorted
-by length and the first batch has the longest. They cost one forward pass."""
+"""Number of calibration samples per task for this measurement, spread over its middle batch, because texts are sorted
+by length and pictures by class. They cost one forward pass."""
 ROUNDING = 1e-4
 """Smallest rise of the relative drift that causes a warning."""
 
@@ -40,7 +41,7 @@ class BaselineDrift:
         self._places = {task: (len(one.batches) - 1) // 2 for task, one in experts.items()}
         """Index of the batch that gives a task's samples."""
         self._lanes = {
-            task: ModelStream(run.merged, [first_samples(one.batches[self._places[task]])], run.compute, run.store)
+            task: ModelStream(run.merged, [few_samples(one.batches[self._places[task]])], run.compute, run.store)
             for task, one in experts.items()
         }
 
@@ -72,18 +73,23 @@ class BaselineDrift:
             own = place(experts[task].weights.read(adapter.closing))
             which = self._places[task]
             batch, theirs = experts[task].batches[which], (experts[task].calls[which], calibrated[task].calls[which])
-            target = widen(adapter.final(own, theirs[0], batch)[:SAMPLES])
-            reached = widen(adapter.final(closing, theirs[1], batch)[:SAMPLES])
+            target, reached = (
+                widen(_few(adapter.final(tensors, calls, batch)))
+                for tensors, calls in zip((own, closing), theirs, strict=True)
+            )
             before = widen(adapter.final(closing, lane.calls[0], lane.batches[0]))
             apart = [float((features - target).norm() / target.norm()) for features in (before, reached)]
             found[task] = FinalDrift(len(target), *apart)
         return found
 
 
-def first_samples(batch: Batch) -> dict[str, Tensor]:
-    """Return the first `SAMPLES` of a batch."""
-    # A slice alone would keep the whole batch in memory.
-    return {name: tensor[:SAMPLES].clone() for name, tensor in batch.items()}
+def few_samples(batch: Batch) -> dict[str, Tensor]:
+    """Return at most `SAMPLES` of a batch."""
+    return {name: _few(tensor) for name, tensor in batch.items()}
+
+
+def _few(tensor: Tensor) -> Tensor:
+    return tensor[even_places(len(tensor), SAMPLES)]
 
 
 def warnings_of(drift: Mapping[str, FinalDrift]) -> list[str]:

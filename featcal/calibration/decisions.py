@@ -55,6 +55,7 @@ from featcal.models.whole_forward import (
     final,
     name_maps,
     samples_of,
+    spread_samples,
 )
 from featcal.system.errors import InputError, NoScores, NumericalError
 
@@ -122,10 +123,9 @@ def find_answers(run: Run, passes: Mapping[str, ExpertPass], heads: Mapping[str,
 
 @torch.no_grad()
 def _find_first_tokens(run: Run, one: ExpertPass) -> Tensor:
-    """Return the first token of an expert's answer to each of the first samples that were drawn, `[n]`."""
+    """Return the first token of an expert's answer to each of `ANSWERED` samples, `[n]`."""
     tensors = run.compute.place(one.weights.read(run.adapter.tower))
-    first = sorted(samples_of(one), key=lambda sample: one.indices[sample.number])[:ANSWERED]
-    features = (final(run, tensors, batch) for batch, _ in batch_by_shape(first))
+    features = (final(run, tensors, batch) for batch, _ in batch_by_shape(spread_samples(one, ANSWERED)))
     return torch.cat(
         [run.adapter.output(tensors, map_features(one.weights, one.task, own)).argmax(1) for own in features]
     )

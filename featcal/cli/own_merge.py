@@ -86,7 +86,8 @@ def diagnose_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_j
             print_json(document)
         return 1
     session, verdict = found.judged
-    if asked.out is not None and found.failure:
+    lacks_report = asked.out is not None and bool(found.failure)
+    if lacks_report:
         print_message(f"nothing is written to {asked.out}: there are no features to report", err=True)
     elif asked.out is not None:
         from featcal.authoring.from_form import write_draft
@@ -96,12 +97,12 @@ def diagnose_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_j
         document |= {"suite": str(asked.file), "report": report}
     if as_json:
         print_json(document)
-        return 0
+        return int(lacks_report)
     for line in verdict.lines:
         print_message(line)
     if "report" in document:
         print_message(f"written to {asked.out} ({readable(document['report']['bytes'])}) and {asked.file}")
-    return 0
+    return int(lacks_report)
 
 
 def examine_own(asked: DiagnosisOrder, on: EvaluationSamples, device: str, as_json: bool) -> Diagnosis:

@@ -17,6 +17,7 @@ from featcal.models.adapter import Adapter, Batch, Call, Stage
 from featcal.models.context import Run
 from featcal.models.lane import ExpertPass, run_block
 from featcal.models.linear_maps import LinearMap
+from featcal.system.spread import even_places
 
 TOGETHER = 64
 """Largest number of samples that go through a model together."""
@@ -45,6 +46,14 @@ def samples_of(one: ExpertPass) -> list[Sample]:
         for i in range(len(next(iter(batch.values()))))
     )
     return [Sample(one.task, inputs, number) for number, inputs in enumerate(apart)]
+
+
+def spread_samples(one: ExpertPass, most: int) -> list[Sample]:
+    """Return at most `most` samples of a task, evenly spread over its source, whose rows are often sorted by class; in
+    the order of `samples_of`."""
+    samples = samples_of(one)
+    order = sorted(range(len(samples)), key=lambda number: one.indices[number])
+    return [samples[number] for number in sorted(order[place] for place in even_places(len(order), most))]
 
 
 def batch_by_shape(

@@ -50,6 +50,7 @@ from featcal.system.formatting import did_you_mean, some
 from featcal.system.in_memory import find_held, is_held
 from featcal.system.paths import local_path
 from featcal.system.sandbox import require_links_inside
+from featcal.system.spread import even_places
 
 __all__ = [
     "Image",
@@ -386,21 +387,16 @@ def _order(size: int, seed: int, task: str) -> list[int]:
 
 
 def drawn_rows(size: int, limit: int | None, count: int | None, seed: int, task: str) -> list[int]:
-    """Return the rows, out of `size`, that a draw of `count` samples takes; of a source's `limit` if it has one."""
-    available = _pick_evenly(size, limit)
+    """Return the rows, out of `size`, that a draw of `count` samples takes; of a source's `limit` if it has one, which
+    are spread evenly, because sources are often sorted by class."""
+    available = even_places(size, limit or size)
     return [available[place] for place in pick_indices(len(available), count, seed, task)]
 
 
 def rows_in_order(size: int, limit: int | None, count: int, seed: int, task: str) -> list[int]:
     """Return the same rows as `drawn_rows`, ordered so that a draw of fewer samples takes the first of them."""
-    available = _pick_evenly(size, limit)
+    available = even_places(size, limit or size)
     return [available[place] for place in _order(len(available), seed, task)[:count]]
-
-
-def _pick_evenly(size: int, limit: int | None) -> list[int]:
-    """Return positions of at most `limit` samples, evenly spread."""
-    # Sources are often sorted by class.
-    return [round(position) for position in np.linspace(0, size - 1, min(limit or size, size))]
 
 
 def open_scored_pool(suite: Suite, task: str, split: str) -> Pool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from featcal.baselines.common.fit import fit
-from featcal.baselines.distillation import Distillation, Distiller
+from featcal.baselines.distillation import CHECKS, Distillation, Distiller, TargetSample
 from featcal.calibration.calibrate import expert_passes
 from featcal.evaluation.evaluate import heads_of
 from featcal.evaluation.heads import CosineHead
@@ -94,6 +94,17 @@ def test_held_out_samples_choose_the_steps(tiny: Family) -> None:
     assert 0 < found.record["steps"] <= 6
     again = fit(tiny.with_merged(found.weights, "found"), replace(few, steps=0))
     assert again.record["loss"] == again.record["loss_before"] == pytest.approx(found.record["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 10, 11, 13, 44, 100])
+def test_the_last_step_is_measured(tiny: Family, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Distiller, "loss", lambda *_: None)
+    start = {name: torch.zeros(1) for block in tiny.adapter.blocks() for name in block.names}
+    samples = [[TargetSample("t", {}, number, *torch.zeros(2, 1, 2), torch.ones(())) for number in range(4)]]
+    options = Distillation(samples=4, steps=steps, batch=4)
+    measured = [step for step, _ in Distiller(tiny.run(), tiny.merged, {})._train(start, samples, 1e-3, options)]
+    assert measured[-1] == steps
+    assert len(measured) == min(steps, CHECKS)
 
 
 def test_a_start_that_no_step_betters_is_kept(tiny: Family) -> None:

@@ -20,7 +20,7 @@ from featcal.calibration.calibrate import expert_passes
 from featcal.evaluation.evaluate import heads_of
 from featcal.family.opening import Family
 from featcal.models.adapter import walking
-from featcal.models.whole_forward import final
+from featcal.models.whole_forward import final, spread_samples
 from featcal.suite.calibration_options import CalibrationConfig
 from featcal.system.errors import InputError
 from featcal.system.json_files import read_json
@@ -130,6 +130,15 @@ def test_a_step_is_taken_where_its_error_is_small_enough_alone(tiny: Family) -> 
 
 def test_few_samples_of_every_task_do(tiny: Family) -> None:
     assert fit(tiny, replace(ALWAYS, rows=len(tiny.experts) * 2)).record["rows"] == len(tiny.experts) * 2
+
+
+def test_a_part_of_the_samples_is_spread_over_their_source(tiny: Family) -> None:
+    """Pictures in folders come class by class: the first ones would be of a few classes."""
+    one = next(iter(expert_passes(tiny, CalibrationConfig(samples=4)).values()))
+    batches = [{"x": torch.arange(5)}, {"x": torch.arange(5, 9)}]
+    one = replace(one, batches=batches, indices=(80, 10, 60, 30, 40, 50, 20, 70, 0))
+    assert [int(sample.inputs["x"]) for sample in spread_samples(one, 3)] == [0, 4, 8]
+    assert [sample.number for sample in spread_samples(one, 9)] == [*range(9)]
 
 
 def test_a_sketch_estimates_the_kernel(tiny64: Family, monkeypatch: pytest.MonkeyPatch) -> None:

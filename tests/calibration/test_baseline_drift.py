@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def family(request: pytest.FixtureRequest, tmp_path: Path, tiny: Family) -> Fami
     return open_family(load_suite(write_text_suite(tmp_path / "suite", request.param)), "cpu")
 
 
-def assert_final_drift(family: Family, batch_size: int, expected: slice) -> None:
+def assert_final_drift(family: Family, batch_size: int, expected: Sequence[int]) -> None:
     """Calibrate on 12 samples of every task, and hold the final drift against whole forwards on the expected ones."""
     config = replace(config_for(family), lam=0.05, rho=1.0, samples=12, batch_size=batch_size)
     made = calibrate(family, config)
@@ -37,18 +38,21 @@ def assert_final_drift(family: Family, batch_size: int, expected: slice) -> None
         batch = {name: tensor[expected] for name, tensor in inputs.items()}
         own = final_features(family.adapter, expert, {}, [batch], family.compute)
         found = made.record["final_drift"][task]
-        assert found["samples"] == expected.stop - expected.start
+        assert found["samples"] == len(expected)
         for name, weights in models.items():
             features = final_features(family.adapter, weights, {}, [batch], family.compute)
             assert found[name] == pytest.approx(float((features - own).norm() / own.norm()), rel=1e-4)
 
 
 def test_final_drift_before_and_after_is_that_of_whole_forwards(family: Family) -> None:
-    assert_final_drift(family, 64, slice(0, SAMPLES))
+    # Spread, because sources are often sorted by class; the texts are eight.
+    places = [0, 2, 3, 5, 6, 8, 9, 11] if family.adapter.family == "clip" else range(8)
+    assert len(places) == SAMPLES
+    assert_final_drift(family, 64, places)
 
 
 def test_final_drift_is_that_of_the_middle_batch(tiny: Family) -> None:
-    assert_final_drift(tiny, 5, slice(5, 10))
+    assert_final_drift(tiny, 5, range(5, 10))
 
 
 def test_a_calibration_that_raises_the_drift_warns_on_stderr_in_record_and_card(

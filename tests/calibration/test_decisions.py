@@ -41,7 +41,7 @@ from featcal.formats.weights import InMemory, Overlay, Weights
 from featcal.models import whole_forward
 from featcal.models.compute import Compute, computing
 from featcal.models.features import final_features
-from featcal.models.whole_forward import tape_bytes
+from featcal.models.whole_forward import spread_samples, tape_bytes
 from featcal.testing.trial import TASKS, Trial, write_trial
 
 ON = {"recipe": "informed", "decisions": 0.9}
@@ -141,6 +141,26 @@ def test_rivals_of_text_are_the_first_tokens_of_all_experts(tmp_path: Path, monk
         first |= {*family.adapter.output(tensors, features).argmax(1).tolist()}
     assert asked == {tuple(sorted(first))}
     assert len(first) > 2
+
+
+def test_rivals_of_text_are_answers_to_samples_from_all_over_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that is sorted by class has one answer only at its beginning."""
+    family, taken = fresh("llama", tmp_path).family, dict[str, list[int]]()
+    monkeypatch.setattr(decisions, "ANSWERED", 3)
+    passes = expert_passes(family, CalibrationConfig(samples=8, batch_size=3))
+
+    def look(one: Any, most: int) -> Any:
+        found = spread_samples(one, most)
+        taken[one.task] = [one.indices[sample.number] for sample in found]
+        return found
+
+    monkeypatch.setattr(decisions, "spread_samples", look)
+    decisions.find_answers(family.run(), passes, dict.fromkeys(TASKS))
+    for task in TASKS:
+        rising = sorted(passes[task].indices)
+        assert sorted(taken[task]) == [rising[0], rising[len(rising) // 2], rising[-1]]
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
