@@ -92,8 +92,11 @@ def _check_source(
     seen = family.samples(
         task, split, min(config.samples, available) if pool.is_text else few, config.seed, copies=copies
     )
-    # Drawing does not ask for labels that fit the head; scores do.
-    check_classes(family.head_classes(task) or None, seen)
+    classes = family.head_classes(task)
+    is_regression = len(classes) == 1
+    # Drawing does not ask for labels that fit the head; scores do, which a regression does not get.
+    if not is_regression:
+        check_classes(classes or None, seen)
     own = family.adapter.sentence_text
     notes = [f"{label}: {note}" for note in seen.notes]
     notes += [_note_truncation(label, seen, spec, longest_text(spec, own))] if seen.truncated else []
@@ -102,6 +105,8 @@ def _check_source(
             f"{label}: texts are cut at {spec.max_length} tokens, the suite file's max_length; the model's own files "
             f"say {own.max_seq_length}, which encode() of sentence-transformers takes"
         )
+    if split != "calibration" and is_regression:
+        return [*notes, f"{label}: the expert's head has one output, a regression, which is not scored"], None
     if split != "calibration":
         return [*notes, *_check_answers(family, task, pool, seen)], None
     drawn = DrawSize.measure(family.adapter, seen.inputs, len(seen), min(config.samples, available) * (1 + copies))

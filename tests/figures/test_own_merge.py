@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from command_line import Run, document
-from own_merges import WEIGHTS, edit_json, plant, write_merge, write_parents
+from own_merges import WEIGHTS, edit_json, edit_tensors, plant, write_merge, write_parents
 from safetensors.torch import load_file, save_file
 
 from featcal.authoring.from_merge import BEGINNINGS
@@ -100,6 +100,20 @@ def test_the_next_command_draws_the_same_samples(tmp_path: Path) -> None:
     drawn = EvaluationSamples(8, "calibration", seed=7)
     assert asked.command(drawn) == "featcal diagnose m --eval-samples 8 --split calibration --seed 7 --out m.html"
     assert replace(asked, out=tmp_path / "m.html").command(drawn) == ""
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_report_that_cannot_be_written_is_a_failure(
+    as_json: bool, run: Run, merge: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(merge(""), merge("").parent / f"vast-{as_json}")
+    edit_tensors(folder, lambda name, one: one * 1e30 if ".layers.1." in name and one.dim() == 2 else one)
+    asked = ("diagnose", folder, "--eval-samples", "3", *(["--json"] if as_json else []))
+    code, out, err = run(*asked, "--out", tmp_path / "found.html")
+    assert (code, [*tmp_path.iterdir()]) == (1, [])
+    assert "nothing is written to" in err
+    assert "cannot be measured" in out
+    assert run(*asked)[0] == 0  # a verdict alone was asked for, and is there
 
 
 @pytest.mark.slow

@@ -446,6 +446,10 @@ def test_a_regression_is_not_scored(hub: Path) -> None:
     save_file(cut, file, {"format": "pt"})
     with pytest.raises(NoScores, match="classifier has one output, a regression"):
         evaluate(load_suite(hub), "merged", split="test")
+    report = check_suite(load_suite(hub), probe=False)
+    assert report.problems == ()
+    said = "task 'left', test samples: the expert's head has one output, a regression, which is not scored"
+    assert said in report.notes
 
 
 def test_a_lora_brings_a_classifier_that_the_base_lacks(hub: Path) -> None:
