@@ -93,7 +93,6 @@ def form() -> None:
     st.caption(f"One line per task. Entries of the catalogue: {plain(known)}.")
     if st.button("Make the suite file", icon=":material/edit_document:"):
         rows = rows_of(edited)
-        st.session_state[_ROWS] = rows
         empty = _empty_fields(base, merged, rows)
         if empty:
             view.problem(InputError(*empty))

@@ -152,7 +152,9 @@ def tabulate_tasks(session: Session, on: EvaluationSamples) -> tuple[pd.DataFram
     try:
         seconds = seconds_to_score(session, on)
         if is_long(session, seconds) and not session.measure.has_scores("expert", on):
-            missing = f"that takes about {duration(seconds)}; the page Accuracy does it as a job, on the test split"
+            missing = f"that takes about {duration(seconds)}"
+            if "test" in session.family.suite.splits():
+                missing += "; the page Accuracy does it as a job, on the test split"
         else:
             with state.progress() as report:
                 scores, missing = session.measure.scores("expert", on, report).tasks, ""

@@ -5,6 +5,7 @@ and shows it on every page, without a suite file.
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ def draw_field() -> None:
         suite, files = state.opened_files()
         with st.spinner("Comparing files and weights with those it was made of …"):
             first_page.write_verdict_lines(_judge_weights(state.suite_reference(), files, suite))
+
+
+def draw_beside_error() -> None:
+    """Draw the field and the verdict for a checked merge that cannot be opened, which is explained below."""
+    if _is_checked():
+        with suppress(FeatcalError):
+            draw_field()
 
 
 def find_subject(named: str) -> dict[str, Any]:

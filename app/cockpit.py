@@ -18,7 +18,7 @@ from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
 from featcal.studies.history import History
 from featcal.studies.recording import hash_of, run_of
-from featcal.suite.calibration_options import RECIPES, CalibrationConfig
+from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.views import EvaluationSamples
 from featcal.system.formatting import percent
 
@@ -53,7 +53,7 @@ def known_recipes(session: Session, merge: ModelRef, on: EvaluationSamples) -> d
     known = {run.id: run for run in History().runs(hash_of(session))}
     how, given = state.page_score_kind(session, on), {}
     samples = opening.defaults(session, None, state.selection().samples).samples
-    for recipe in RECIPES:
+    for recipe in opening.recipes(session):
         other = session.resolve(opening.defaults(session, recipe, samples), merge)
         run = known.get(run_of(session, other).id)
         found = run and run.find_measured(how, on.split or session.split, on.samples, on.seed)

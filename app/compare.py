@@ -3,6 +3,7 @@ every page."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from featcal.figures.names import cut_text, plain, short_model
 from featcal.figures.report.models import label_models
 from featcal.figures.run_tables import run_title
 from featcal.figures.theme import Shown
+from featcal.server.lengths import is_long, seconds_to_make
 from featcal.session.model_ref import MERGED, ModelRef
 from featcal.session.session import Session
 from featcal.studies import library
@@ -26,6 +28,7 @@ from featcal.suite.name_grammar import name_on
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
 from featcal.system.formatting import exactly, percent
+from featcal.system.progress import silent
 
 SHOWN_EXPERT = Shown(EXPERT, "expert")
 SHOWN_BASE = Shown("base", "base")
@@ -106,6 +109,16 @@ def make_models(session: Session, compared: Compared) -> Compared:
     return compared
 
 
+def adopt_models(session: Session, compared: Compared) -> Compared:
+    """Take over those of some models that a job calibrates, or end the page with its progress; quick ones are made
+    where they are measured."""
+    for model in compared.models.values():
+        if model.config is not None and is_long(session, seconds_to_make(session, model)):
+            with end_explained():
+                jobs.ensure_calibrated(session, model, silent)
+    return compared
+
+
 def resolve_chosen(session: Session) -> dict[str, ModelRef]:
     """Resolve the selected models without making them.
 
@@ -151,6 +164,7 @@ def _draw_chip(session: Session) -> None:
     words = plain(options.summarise_options(model, session))
     # Not a callback: `switch_page` works in the run of a page alone.
     if st.button(words, "model-settings", help=plain(model.name), icon=":material/tune:", type="tertiary"):
+        state.look_at(bench=None)
         st.switch_page("../pages/calibrate.py")
 
 
@@ -190,7 +204,11 @@ def offered_models(session: Session) -> dict[str, str]:
     anchor = name_on(f"anchor:rho={exactly(opening.defaults(session).rho)}", merge)
     first = {"merged": "merged, the suite's own", **({"base": "base"} if has_base else {}), anchor: short_model(anchor)}
     pinned = [run for run in History().runs(hash_of(session)) if run.pinned]
-    runs = {run.model: f"{cut_text(run_title(run), 40)} · pinned run" for run in pinned if run.model != "expert"}
+    titles = {run.id: cut_text(run_title(run), 40) for run in pinned if run.model != "expert"}
+    twice = {title for title, count in Counter(titles.values()).items() if count > 1}
+    # A list chooses by what it shows: two runs of one title could not be told apart.
+    marks = {one: f"{title} · {one[:6]}" if title in twice else title for one, title in titles.items()}
+    runs = {run.model: f"{marks[run.id]} · pinned run" for run in pinned if run.id in marks}
     scored = _scores_of_methods(state.suite_reference(), hash_of(session))
     ranked = sorted(merger_names() if has_base else (), key=lambda name: -scored.get(name, -1.0))
     merges = {name: f"{name} · merge{f', {percent(scored[name])} %' if name in scored else ''}" for name in ranked}

@@ -100,6 +100,7 @@ def finish_headline() -> None:
         if len(now.models) == 1 and _is_repair_left_out(now):
             # Not a callback: `switch_page` works in the run of a page alone.
             if st.button("Repair it", "headline-repair", icon=":material/tune:", type="tertiary"):
+                state.look_at(bench=None)
                 st.switch_page("../pages/calibrate.py")
         elif missing and not unscored:
             label = f"Measure {', '.join(missing).lower()}"

@@ -297,7 +297,8 @@ def progress_line(job: Job, now: float, queue: Queue) -> str:
 
 def job_title(order: JobOrder) -> str:
     """Name the computation, for Markdown."""
-    suite = Path(order.suite).parent.name or order.suite
+    file = Path(order.suite)
+    suite = file.parent.name if file.name == "suite.yaml" else file.name.removesuffix(".yaml").removesuffix(".yml")
     options = {**order.args.get("options", order.args), "model": order.args.get("model")}
     recipe = options.get("recipe")
     symbols = {name: one.symbol for name, one in OPTIONS.items() if one.symbol and recipe in (None, *one.recipes)}
@@ -384,7 +385,7 @@ def _listing(busy: bool) -> None:
     for job in jobs:
         if not job.is_over:
             _card(queue, job, "listed-")
-    if not busy:
+    if all(job.is_over for job in jobs):
         st.info("Nothing is running or in line.", icon=":material/bedtime:")
     ended = [job for job in jobs if job.is_over]
     if ended:

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from app.first_page import HOME_SUITE, SAMPLES
 from app.selection import OPTIONS
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import idle_options
+from featcal.calibration.config import idle_options, usable_recipes
 from featcal.family.opening import open_family
 from featcal.preflight.estimates import LIBRARIES
 from featcal.server import lengths
@@ -55,6 +55,11 @@ def defaults(session: Session, recipe: str | None = None, samples: int | None = 
         number = samples or session.family.suite.calibration.explicit_options().get("samples", SAMPLES)
         known[recipe, samples] = config_for(session.family, recipe=recipe, samples=number)
     return known[recipe, samples]
+
+
+def recipes(session: Session) -> tuple[str, ...]:
+    """Return the recipes that can be chosen for a suite."""
+    return usable_recipes(session.family.adapter, session.family.is_base_known)
 
 
 _defaults: WeakKeyDictionary[Session, dict[tuple[str | None, int | None], CalibrationConfig]] = WeakKeyDictionary()

@@ -161,7 +161,9 @@ def _recipe(session: Session, place: Any) -> None:
     """Draw the choice of a recipe; another recipe starts from its own defaults."""
     config, home, recipe = chosen_config(session), opening.defaults(session).recipe, OPTIONS["recipe"]
     draw = place.segmented_control
-    state.control(draw, "recipe", config.recipe, home, recipe.label, recipe.choices, required=True, help=recipe.help)
+    usable = opening.recipes(session)
+    listed = [one for one in recipe.choices if one in usable or one == config.recipe]
+    state.control(draw, "recipe", config.recipe, home, recipe.label, listed, required=True, help=recipe.help)
     cautious = SHORTHANDS["cautious"]
     if config.recipe in cautious.recipes:
         on = all(getattr(config, name) == number for name, number in CAUTIOUS.items())
@@ -169,8 +171,8 @@ def _recipe(session: Session, place: Any) -> None:
 
 
 def _recommend(session: Session) -> None:
-    """Draw a button for the recommended recipe, if another one is chosen."""
-    if chosen_config(session).recipe == INFORMED:
+    """Draw a button for the recommended recipe, if another one is chosen and it can be."""
+    if chosen_config(session).recipe == INFORMED or INFORMED not in opening.recipes(session):
         return
     st.button(
         f"Recommended: {INFORMED}",

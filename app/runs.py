@@ -107,8 +107,12 @@ def _choose_both(run_a: str, run_b: str) -> None:
         st.session_state[_PROBLEM] = str(error)
 
 
-def show_runs(session: Session, history: History) -> None:
-    """Show the list of runs, one of them to name, pin, delete or show, and another to compare it with."""
+def show_runs(session: Session, history: History, is_filtered: bool) -> None:
+    """Show the list of runs, one of them to name, pin, delete or show, and another to compare it with.
+
+    Args:
+        is_filtered: whether the page has a filter (`choose_filter`), which counts here too.
+    """
     st.header("Every run of this suite")
     if _PROBLEM in st.session_state:
         st.error(plain(st.session_state.pop(_PROBLEM)), icon=":material/error:")
@@ -117,7 +121,7 @@ def show_runs(session: Session, history: History) -> None:
     known = [run for run in everything if run.suite_hash == here]
     view.show_problems(history.problems)
     if known:
-        _list(known)
+        _list(known, state.selection().runs_only if is_filtered else ())
         _one(session, known)
     else:
         st.info("No run yet. Whatever is calibrated in the app or by a sweep is kept here.", icon=":material/history:")
@@ -155,10 +159,10 @@ def shorten_column(names: pd.Series) -> pd.Series:
     return names.replace(dict(zip(known, shorten_models(known), strict=True)))
 
 
-def _list(runs: Sequence[HistoryEntry]) -> None:
+def _list(runs: Sequence[HistoryEntry], only: Sequence[str]) -> None:
     """List runs with a column per option: sorted by a click on a heading, filtered as the chart, or grouped."""
     everything = run_tables.run_table(runs)
-    frame = run_tables.select_runs(everything, state.selection().runs_only)
+    frame = run_tables.select_runs(everything, only)
     groups = [_NOTHING, *(name for name in run_tables.OPTION_COLUMNS if everything[name].nunique() > 1), "measured on"]
     row = st.container(horizontal=True, vertical_alignment="bottom")
     by = view.one_of(groups, state.selection().runs_group)

@@ -13,6 +13,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import downloads, jobs, on_table, options, runs, state, view
 from app.downloads import Numbers
+from featcal.calibration.config import require_base
 from featcal.figures import run_tables, study_tables, sweep_charts, tables
 from featcal.figures.commands import ChartSource
 from featcal.figures.names import plain
@@ -44,8 +45,9 @@ KIND = "kind"
 AXES = (("lam", "λ", "ridge strength"), ("rho", "ρ", "anchor"), ("alpha", "α", "expert features"))
 
 
-def offered_values(config: CalibrationConfig) -> dict[str, str]:
-    """Return values around the defaults of a suite and a recipe, as they are typed: 3 × 3 × 3 calibrations.
+def offered_values(config: CalibrationConfig, is_base_known: bool = True) -> dict[str, str]:
+    """Return values around the defaults of a suite and a recipe, as they are typed: 3 × 3 × 3 calibrations, or 3 × 3
+    without a base, from which every anchor but ρ = 1 is taken.
 
     >>> offered_values(CalibrationConfig(lam=0.05, rho=2.0, alpha=0.3))
     {'lam': '0.005, 0.05, 0.5', 'rho': '1, 1.5, 2', 'alpha': '0, 0.3, 0.6'}
@@ -54,6 +56,7 @@ def offered_values(config: CalibrationConfig) -> dict[str, str]:
     """
     lam = [config.lam * factor for factor in (0.1, 1, 10)]
     rho = [1 + (config.rho - 1) * share for share in (0, 0.5, 1)] if config.rho != 1 else [1, 1.5, 2]
+    rho = rho if is_base_known else [1]
     # Without the experts' features (α = 0) there is no β.
     alpha = sorted({config.alpha / 2 if config.beta else 0.0, config.alpha, min(1.0, 2 * config.alpha)})
     found = {"lam": lam, "rho": rho, "alpha": alpha}
@@ -89,7 +92,7 @@ def say_whole(session: Session) -> str:
 def _grid(session: Session, row: DeltaGenerator) -> Grid | None:
     """Read three lists of values; None, with the reason on the page, if they are invalid."""
     config, chosen = options.chosen_config(session), state.selection()
-    offer = offered_values(options.recipe_defaults(session))
+    offer = offered_values(options.recipe_defaults(session), session.family.is_base_known)
     typed = {}
     values = row.popover("Values to try", icon=":material/grid_on:")
     for name, symbol, meaning in AXES:
@@ -99,6 +102,8 @@ def _grid(session: Session, row: DeltaGenerator) -> Grid | None:
         state.control(values.text_input, field, typed[name], offer[name], f"{symbol}, {meaning}", help=help_)
     try:
         lam, rho, alpha = (numbers(typed[name], symbol) for name, symbol, _ in AXES)
+        for one in rho:
+            require_base(replace(config, rho=one), session.family.suite)
         return Grid(lam, rho, alpha, config, on_table.find_merge(session).name)
     except InputError as error:
         view.problem(error)

@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import cockpit, downloads, first_page, headline, ledger_view, options, runs, state, view
+from app import cockpit, downloads, first_page, headline, jobs, ledger_view, options, runs, state, view
 from app.compare import Compared
 from app.downloads import Numbers
 from app.first_page import FirstPage
@@ -20,6 +20,7 @@ from featcal.figures.names import join_percent, plain
 from featcal.figures.verdict import sentences
 from featcal.figures.verdict.findings import Findings
 from featcal.figures.verdict.measure import attribution_options, examine, is_repairable
+from featcal.figures.verdict.merge import WRITTEN
 from featcal.figures.verdict.sentences import Sentence, Verdict, judge_numbers
 from featcal.server.lengths import is_long, seconds_to_calibrate, seconds_to_score
 from featcal.session.model_ref import ModelRef
@@ -59,9 +60,9 @@ def find_evidence(one: Sentence) -> Evidence | None:
         chosen = {"over": None, "layer": numbers["layer"]}
         return Evidence(f"see {numbers['layer']}", "drift", chosen)
     return {
-        "kept": Evidence("see tasks", "accuracy"),
+        "kept": Evidence("see tasks", "accuracy") if numbers else None,
         "base": Evidence("see tasks", "accuracy"),
-        "experts": Evidence("see experts", "models"),
+        "experts": Evidence("see experts", "models", {"shelf": None}),
         "drift": Evidence("see layers", "drift", {"over": None}),
         "repair": Evidence("see repair", "calibrate", {"bench": None}),
         "repaired drift": Evidence("see features", "features"),
@@ -140,9 +141,15 @@ def _examine(
     model, unmeasured, unscored = compared.models[compared.merge], "", ""
     if repair is not None and repair.config is not None:
         seconds = seconds_to_calibrate(session, repair.config)
-        if is_long(session, seconds):
+        if not jobs.is_quick_or_done(session, repair):
             repair, unmeasured = None, f"it takes about {duration(seconds)}; the page Calibrate does it as a job."
-    if session.is_text and is_long(session, seconds := seconds_to_score(session, on)):
+        elif is_long(session, seconds):
+            jobs.ensure_calibrated(session, repair, report)  # the result of its job
+    suite = session.family.suite
+    sources = [one.source(on.split or suite.measured_split) for one in suite.tasks.values()]
+    if any(one is not None and one.self_generated is not None for one in sources):
+        unscored = f"{WRITTEN}."
+    elif session.is_text and is_long(session, seconds := seconds_to_score(session, on)):
         unscored = f"scoring takes about {duration(seconds)}; the page Accuracy does it as a job."
     for found in examine(session, model, on, repair, report, unscored):
         yield replace(found, no_repair=unmeasured if unmeasured and found.whole else found.no_repair)

@@ -61,12 +61,18 @@ def _warn_of_address(sentences: Sequence[str]) -> None:
         st.warning(plain_lines(sentence), icon=":material/link_off:")
 
 
-def open_or_explain() -> Session:
+def open_or_explain(draw_first: Callable[[], None] | None = None) -> Session:
     """Open the selected suite and report parts of the address that it does not have; if it cannot be used, explain why,
-    offer the embedded one and end the page."""
+    offer the embedded one and end the page.
+
+    Args:
+        draw_first: draws what stands above the explanation.
+    """
     try:
         session = state.current_session()
     except FeatcalError as error:
+        if draw_first is not None:
+            draw_first()
         problem(error)
         offer_home()
         page_end.end_page()

@@ -1,5 +1,6 @@
 """Show where the merge went wrong: which layers caused the final drift; a click on a layer updates every panel."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,11 +17,11 @@ BY_TASK, MORE = "Task by task", "More views"
 VIEWS = ledger_view.VIEWS | layer_view.VIEWS
 
 
-def choose_layer(key: str) -> None:
-    """Select the layer whose bar was clicked."""
+def choose_layer(listed: Sequence[str], key: str) -> None:
+    """Select the layer whose bar, or whose part's bar, was clicked."""
     points = st.session_state[key].selection.points
     if points and points[0]["x"] != ledger_charts.TOTAL:
-        state.look_at(layer=str(points[0]["x"]).removesuffix(" attention").removesuffix(" mlp"))
+        state.look_at(layer=next(one for one in listed if f"{points[0]['x']} ".startswith(f"{one} ")))
 
 
 session = view.open_or_explain()
@@ -64,13 +65,13 @@ with left:
     st.header("Which layer caused the final drift?")
     origin = downloads.sample_origin(session, attributes, {compared.merge: models[compared.merge]}, over)
     figure = ledger_charts.waterfall({compared.merge: attributed}, layer)
-    ledger_view.show_attribution(figure, {compared.merge: attributed}, over, origin, choose_layer)
+    ledger_view.show_attribution(figure, {compared.merge: attributed}, over, origin, partial(choose_layer, layers))
 with right:
     st.header("Drift per layer")
     summary = tables.describe_ranges({shown: one.set_index("layer")["drift"] for shown, one in frames.items()})
     alt = f"Drift per layer on {over} as a line, local mismatch and propagation as bars side by side: {summary}"
     figure = charts.drift_layers(frames, relative, layer)
-    view.picture(figure, "drift-layers", alt, per_layer.name, on_select=choose_layer)
+    view.picture(figure, "drift-layers", alt, per_layer.name, on_select=partial(choose_layer, layers))
     view.tools(per_layer, charts.DRIFT)
 st.caption(f"Mean over {tables.describe_samples(booked)}. e = m + p holds for the vectors; norms do not add up.")
 

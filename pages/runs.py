@@ -11,5 +11,5 @@ compare.choose_models(session)
 history = History()
 if points := comparable_points(session, on, history.runs(hash_of(session))):
     sweep.draw_lines(session, on, points)
-runs.show_runs(session, history)
+runs.show_runs(session, history, is_filtered=bool(points))
 checkpoints.show_checkpoints(session, on)

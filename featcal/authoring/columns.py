@@ -208,7 +208,7 @@ def _turn_columns(columns: Mapping[str, Column], reads: Reads) -> tuple[str, ...
     kinds = {name: column.kind for name, column in columns.items()}
     held = [name for name, kind in kinds.items() if kind == "turns"]
     pairs = [pair for pair in ASKED if all(kinds.get(name) in ("turns", "text") for name in pair)]
-    asked = next((pair for pair in pairs if reads == "turns" or pair[0] in held), ())
+    asked: tuple[str, ...] = next((pair for pair in pairs if reads == "turns" or pair[0] in held), ())
     usual = next((name for name in (*TURNS, CHOSEN) if name in held), held[0] if len(held) == 1 else None)
     if usual == CHOSEN and usual in asked and asked[0] not in held:
         asked = ()  # turns of a better answer begin with the prompt, if that has no turns of its own

@@ -10,8 +10,10 @@ from featcal.models.adapter import Adapter, Block, Stage
 from featcal.models.linear_maps import LinearMap, widths
 from featcal.suite.calibration_options import (
     CAUTIOUS,
+    INFORMED,
     OF_A_RECIPE,
     PAPER,
+    RECIPES,
     SHORTHANDS,
     CalibrationConfig,
     recipe_numbers,
@@ -74,6 +76,13 @@ def require_base(config: CalibrationConfig, suite: Suite) -> None:
             f"the base is not known: {'; '.join(asked)}. Name it in the suite file ('base: REFERENCE'), or take rho 1 "
             "and the recipe 'paper' or 'refined'"
         )
+
+
+def usable_recipes(adapter: Adapter, is_base_known: bool) -> tuple[str, ...]:
+    """Return the recipes whose defaults apply: to an architecture that featcal found by itself the paper's alone,
+    without a base those without a prior."""
+    own = (PAPER,) if adapter.limits else RECIPES
+    return tuple(one for one in own if is_base_known or one != INFORMED)
 
 
 def config_of_suite(suite: Suite, adapter: Adapter | None) -> CalibrationConfig:

@@ -252,7 +252,9 @@ def score_dots(
         hoverinfo="skip",
         cliponaxis=False,
     )
-    ticks = [*range(0, 101, 20 if wide > 50 else 10)] if "%" in unit else None  # values at the end stand beyond 100
+    step = next(one for one in (20, 10, 5, 2, 1, 0.5, 0.2, 0.1) if wide > 2.5 * one or one == 0.1)
+    # Values at the end stand beyond 100.
+    ticks = [round(place * step, 1) for place in range(round(100 / step) + 1)] if "%" in unit else None
     figure.update_xaxes(title=unit, range=[low - 0.05 * wide, high + 0.3 * wide], tickvals=ticks)
     label_task_rows(figure, order["task"], places)
     return apply_theme(figure, 110 + 28 * len(order))

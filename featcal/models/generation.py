@@ -171,6 +171,7 @@ class Generator:
         Returns:
             `[tokens, vocabulary]` float32 for each.
         """
+        given: dict[str, Any]
         if self.encodes:
             labels = pad_sequence(list(answers), batch_first=True, padding_value=0)
             given = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}

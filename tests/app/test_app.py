@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import streamlit as st
 import torch
+import transformers
 import yaml
 from app_pages import (
     PAGES,
@@ -39,7 +40,8 @@ from featcal.export.merge import merge_to_folder
 from featcal.family.opening import Family
 from featcal.figures import tables
 from featcal.figures.names import plain
-from featcal.server.orders import order
+from featcal.models.families.found_decoder import find_decoder
+from featcal.server.orders import JobOrder, order
 from featcal.session.fits import Fits
 from featcal.session.measurements import Measurements
 from featcal.session.model_ref import MERGED
@@ -50,6 +52,7 @@ from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.errors import NumericalError
 from featcal.system.formatting import percent
 from featcal.system.resources import bundle_root
+from featcal.testing.trial import write_trial
 
 WHOLE = EvaluationSamples(None, "test")
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
@@ -314,6 +317,31 @@ def test_the_title_of_a_job_names_what_makes_it_long() -> None:
     for copies, said in ((1_000_000, " · copies 1000000"), (0, "")):
         one = order("calibrate", "clip-mini", {"options": {**numbers, "augment": copies}})
         assert jobs.job_title(one) == f"Calibrate · clip-mini · paper · λ 1e-07 · ρ 2 · α 0.3 · n 64{said}"
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [("mine/suite.yaml", "mine"), ("mine/b32.all.yaml", "b32.all"), ("checked/ties-0a1b.yaml", "ties-0a1b")],
+)
+def test_the_title_of_a_job_names_the_suite_and_not_its_folder(tmp_path: Path, file: str, said: str) -> None:
+    one = JobOrder("evaluate", str(tmp_path / file), {}, str(tmp_path), "key")
+    assert jobs.job_title(one).split(" · ")[1] == said
+
+
+@pytest.mark.parametrize("page", rows(["verdict", "calibrate"], quick=["calibrate"], slow=["verdict"]))
+def test_a_decoder_whose_blocks_were_found_has_one_recipe(tmp_path: Path, page: str) -> None:
+    """The other recipes would be refused: none is offered, and the page does not end at one."""
+    size = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    places = {"num_attention_heads": 4, "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": 1}
+    model = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**size, **places))
+    facts = find_decoder({**model.config.to_dict(), "architectures": [type(model).__name__]})
+    assert facts is not None
+    app = opened(write_trial(model, facts, tmp_path).root / "suite.yaml", page, n="4", samples="4")
+    assert healthy(app)
+    if page == "calibrate":
+        assert not any("informed" in one.label for one in app.button)
+        assert control(app, "recipe").options == ["paper"]
+        assert any("featcal calibrate" in one.value for one in app.code)
 
 
 def test_back_to_the_defaults(tiny_suite_file: Path) -> None:

@@ -83,6 +83,18 @@ def test_what_is_wrong_with_the_weights_is_said_first(tiny_suite_file: Path, roo
     assert any("block 1 is all zeros" in one for one in said)
 
 
+@pytest.mark.slow
+def test_a_merge_that_cannot_be_opened_is_judged_by_its_files(tiny_suite_file: Path, root: Path) -> None:
+    """Other settings than the base's are refused wherever features are measured, and are what its owner looks for."""
+    app = checked(tiny_suite_file, plant(root, "rope"))
+    assert not app.exception
+    said = [one.value for one in app.markdown if one.value.startswith("- ")]
+    assert said[0].startswith("- **rope ")
+    assert any("Rotary positions differ" in one for one in said)
+    assert len(app.error) == 1
+    assert app.text_input(key="check-folder").value == str(root / "rope")
+
+
 def test_a_folder_of_featcal_is_opened_with_the_suite_of_its_record(root: Path) -> None:
     featcal.merge(load_suite("clip-mini"), "ties").save(root / "my-ties")
     assert check.find_subject(str(root / "my-ties")) == {"suite": "clip-mini", "merge": str(root / "my-ties")}

@@ -223,6 +223,23 @@ def test_clicks_choose_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+@pytest.mark.slow
+def test_pinned_runs_whose_titles_are_cut_alike_are_told_apart(tiny_suite_file: Path) -> None:
+    """A list chooses by what it shows: of two equal labels the last one would always be meant."""
+    for samples in ("4", "8"):
+        opened(tiny_suite_file, "calibrate", rho="1.5", n="8", samples=samples)
+    runs = [run for run in History().runs() if run.model.startswith("calibrated:")]
+    assert len(runs) == 2
+    for run in runs:
+        History().mark(run.id, "pinned", True)
+    for run in runs:
+        app = opened(tiny_suite_file, "drift", n="8", beside="nothing")
+        (label,) = [one for one in control(app, "beside").options if run.id[:6] in one]
+        assert label.endswith("pinned run")
+        control(app, "beside").set_value(run.model).run()
+        assert app.session_state["selection"].beside == run.model
+
+
 def test_a_run_is_named_pinned_and_deleted(tiny_suite_file: Path) -> None:
     opened(tiny_suite_file, "calibrate", rho="1.5", **FEW)
     run = recorded()[1.5]

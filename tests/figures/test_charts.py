@@ -125,6 +125,14 @@ def test_tasks_are_sorted_by_what_they_gain_and_the_average_stands_apart() -> No
     assert list(joined.x[:3]) == [60.0, 80.0, None]
 
 
+@pytest.mark.parametrize(("low", "high"), [(83.5, 87.9), (20.0, 95.0), (83.1, 83.4), (50.0, 63.0)])
+def test_an_axis_of_scores_has_numbers_on_it(low: float, high: float) -> None:
+    frame = pd.DataFrame({"task": ["a", "b"], "merged": [low, low], "expert": [high, high]})
+    figure = charts.score_dots(frame, ["merged", "expert"], "accuracy, %")
+    start, end = figure.layout.xaxis.range
+    assert 1 <= sum(start <= tick <= end for tick in figure.layout.xaxis.tickvals) <= 7
+
+
 def test_halves_in_a_chart_are_those_of_the_table_beside_it() -> None:
     """Compare halves that floats store as less (60.15, 8.15), and one that they store exactly (6.25)."""
     frame = pd.DataFrame({"task": ["a", "b"], "merged": [52.0, 53.9], "calibrated": [60.15, 60.15]})
