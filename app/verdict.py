@@ -20,11 +20,11 @@ from featcal.figures.names import join_percent, plain
 from featcal.figures.verdict import sentences
 from featcal.figures.verdict.findings import Findings
 from featcal.figures.verdict.measure import attribution_options, examine, is_repairable
-from featcal.figures.verdict.merge import WRITTEN
 from featcal.figures.verdict.sentences import Sentence, Verdict, judge_numbers
 from featcal.server.lengths import is_long, seconds_to_calibrate, seconds_to_score
 from featcal.session.model_ref import ModelRef
 from featcal.session.session import Session
+from featcal.suite.source import WRITTEN
 from featcal.suite.views import DriftOptions, EvaluationSamples
 from featcal.system.formatting import duration
 from featcal.system.progress import Progress
@@ -146,8 +146,7 @@ def _examine(
         elif is_long(session, seconds):
             jobs.ensure_calibrated(session, repair, report)  # the result of its job
     suite = session.family.suite
-    sources = [one.source(on.split or suite.measured_split) for one in suite.tasks.values()]
-    if any(one is not None and one.self_generated is not None for one in sources):
+    if suite.has_written(on.split or suite.measured_split):
         unscored = f"{WRITTEN}."
     elif session.is_text and is_long(session, seconds := seconds_to_score(session, on)):
         unscored = f"scoring takes about {duration(seconds)}; the page Accuracy does it as a job."

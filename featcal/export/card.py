@@ -26,6 +26,7 @@ from featcal.suite.methods import is_method, method
 from featcal.suite.name_grammar import model_name
 from featcal.suite.recipe import DTYPE, MergeRecipe
 from featcal.suite.schema import Suite
+from featcal.suite.source import WRITTEN
 from featcal.system.errors import InputError
 from featcal.system.formatting import code_block, escape_markdown
 from featcal.system.in_memory import is_held
@@ -198,9 +199,8 @@ def _no_scores(record: Mapping[str, Any], suite: Suite) -> str:
     """Return the text of a card without scores."""
     if _why_not_again(record):
         return NOT_MEASURED
-    sources = [task.source(suite.scored_split) for task in suite.tasks.values()]
-    if any(one is not None and one.self_generated is not None for one in sources):
-        return f"{NOT_MEASURED} The samples are texts that experts wrote, which have no right answers."
+    if suite.has_written(suite.scored_split):
+        return f"{NOT_MEASURED} {WRITTEN.capitalize()}."
     word, lines, sentence = suite_word(record), [], "This"
     if word == RECIPE_FILE:
         word = "suite.yaml"

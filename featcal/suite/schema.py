@@ -298,6 +298,11 @@ class Suite(Strict):
         """Return the splits that every task has, in the order calibration, validation, test."""
         return tuple(s for s in SPLITS if all(task.source(s) for task in self.tasks.values()))
 
+    def has_written(self, split: str) -> bool:
+        """Say whether experts write a task's samples of a split themselves, which nothing is scored on."""
+        sources = (task.source(split) for task in self.tasks.values())
+        return any(one is not None and one.self_generated is not None for one in sources)
+
     @property
     def measured_split(self) -> str:
         """Return the default split to measure on: "validation" if every task has it, else "calibration"."""

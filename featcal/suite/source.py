@@ -27,6 +27,8 @@ SOURCE_KINDS = tuple(kind for kind in OPTIONS_OF_KIND if kind != "rows")
 """Kinds that a suite file can name."""
 ENDINGS = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet", ".npz": "arrays"}
 """Kinds of source by the ending of their files."""
+WRITTEN = "texts that experts wrote have no right answers"
+"""Reason why samples of the kind `self_generated` are not scored."""
 TURNS = ("messages", "conversations", "conversation")
 """Columns that usually hold the turns of a conversation."""
 

@@ -210,7 +210,7 @@ def test_what_an_expert_wrote_is_no_right_answer(tmp_path: Path) -> None:
         Session(family).measure.scores("expert", EvaluationSamples(2))
     merge_to_folder(family, "ties", None, tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text()
-    assert "Not measured. The samples are texts that experts wrote, which have no right answers." in text
+    assert "Not measured. Texts that experts wrote have no right answers." in text
     assert "featcal evaluate" not in text
 
 

@@ -17,12 +17,11 @@ from featcal.formats.hub import RECIPE_FILE
 from featcal.preflight.own_merge import OpenMerge
 from featcal.session.model_ref import BASE, MERGED
 from featcal.session.session import Session
+from featcal.suite.source import WRITTEN
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import NumericalError
 from featcal.system.formatting import how_many
 from featcal.system.progress import Progress, silent
-
-WRITTEN = "texts that experts wrote have no right answers"
 
 
 @dataclass(frozen=True)
@@ -121,8 +120,7 @@ def examine_merge(
     family, found = opened.family, examine_weights(opened, recipe, names)
     is_wrong = bool(found.wrong_files or any(find_wrong_weights(found)))
     repair = None if is_wrong else repair_of(session, MERGED)
-    tasks = family.suite.tasks.values()
-    unscored = WRITTEN if any(one.calibration and one.calibration.self_generated for one in tasks) else ""
+    unscored = WRITTEN if family.suite.has_written("calibration") else ""
     try:
         *_, features = examine(session, MERGED, on, repair, progress, unscored)
         ledger = session.measure.drift(MERGED, attribution_options(on), progress)
