@@ -74,8 +74,7 @@ def calibrate_command(
 ) -> None:
     """Calibrate a model in closed form and write the checkpoint.
 
-    --model names the model to calibrate, of which with --rho the ridge's anchor is made: any merge, baseline or
-    checkpoint.
+    --model names the model to calibrate, from which --rho makes the ridge's anchor: any merge, baseline or checkpoint.
 
     [Brackets] give the default of an option, by recipe if it depends on that; a suite file may set its own under
     `calibration`.
