@@ -16,9 +16,11 @@ import transformers
 from lanes import rows
 
 from featcal import CalibrationConfig, InputError, calibrate, measure_drift
+from featcal.calibration.calibrate import config_for
 from featcal.models.families.found_decoder import find_decoder
 from featcal.models.families.registry import architecture_for, supported_types
 from featcal.preflight.check import check_suite
+from featcal.studies.selection.candidates import plan_candidates
 from featcal.testing.checks import CHECKS
 from featcal.testing.trial import TASKS, Trial, write_trial
 
@@ -101,6 +103,12 @@ def test_options_are_limited_and_check_says_so(trials: Callable[[str], Trial]) -
     assert adapter.canonical("layers.0.attention.dense.bias") == "gpt_neox.layers.0.attention.dense.bias"
     long = {"input_ids": torch.zeros(1, 65, dtype=torch.long)}
     assert "texts of 65 tokens, the model has 64 positions" in str(adapter.misfit(long))
+
+
+def test_a_choice_tries_the_one_recipe_that_there_is(trials: Callable[[str], Trial]) -> None:
+    family = trials("gpt_neox").family
+    plan = plan_candidates(family, config_for(family, samples=8))
+    assert [one.config and (one.config.recipe, one.config.decisions) for one in plan] == [("paper", 0.0), None]
 
 
 class Shared(transformers.GPTNeoXForCausalLM):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from featcal.calibration.calibrate import config_for
-from featcal.calibration.config import require_base
+from featcal.calibration.config import require_base, usable_recipes
 from featcal.family.opening import Family
 from featcal.session.model_names import name_calibration
 from featcal.session.model_ref import resolve_model
@@ -18,7 +18,6 @@ from featcal.suite.calibration_options import (
     OPTIONS,
     OWN,
     PAPER,
-    REFINED,
     CalibrationConfig,
 )
 from featcal.suite.methods import REFERENCE, SAMPLES, TEST_DATA, is_method, merger_names, method
@@ -64,8 +63,8 @@ def config_asked(family: Family, **chosen: Any) -> CalibrationConfig:
 
 
 def _default(family: Family) -> str:
-    """Return the recipe that is varied, which supports all switches; a prior needs the base."""
-    return INFORMED if family.is_base_known else REFINED
+    """Return the recipe that is varied, which supports all switches that the model has."""
+    return usable_recipes(family.adapter, family.is_base_known)[-1]
 
 
 def candidate_options(config: CalibrationConfig) -> dict[str, Any]:
@@ -78,7 +77,8 @@ def plan_candidates(
 ) -> list[CandidateModel]:
     """List the candidates: first "informed" at its defaults; then the merge as it is, the other recipes at their
     defaults, "informed" with `DECISIONS`, at `PRIORS` and cautious, the requested options, and every start as it is and
-    calibrated like the first. If the base is not known "refined" takes the place of "informed", without `PRIORS`.
+    calibrated like the first. If the base is not known "refined" takes the place of "informed", without `PRIORS`. Of an
+    architecture without a row of facts there is the recipe "paper" alone.
 
     Args:
         asked: requested options; samples, seed, switches and parts apply to all candidates, except switches that a
@@ -98,10 +98,13 @@ def plan_candidates(
         foreign = {name: getattr(own, name) for name in OWN if recipe not in OPTIONS[name].recipes}
         return replace(asked, **(candidate_options(own) | foreign))
 
-    default = use_defaults(_default(family))
-    repairs = [default, use_defaults(PAPER), use_defaults(REFINED), replace(default, decisions=DECISIONS)]
-    repairs += [replace(default, mu=mu, rho=rho) for mu, rho in PRIORS if family.is_base_known]
-    repairs += [replace(default, **dict[str, Any](CAUTIOUS)), asked]
+    default, recipes = use_defaults(_default(family)), usable_recipes(family.adapter, family.is_base_known)
+    repairs = [default, *(use_defaults(recipe) for recipe in recipes if recipe != INFORMED)]
+    if default.recipe != PAPER:
+        repairs.append(replace(default, decisions=DECISIONS))
+        repairs += [replace(default, mu=mu, rho=rho) for mu, rho in PRIORS if default.recipe == INFORMED]
+        repairs.append(replace(default, **dict[str, Any](CAUTIOUS)))
+    repairs.append(asked)
     merge = _start(of, family)
     first, *others = (CandidateModel(merge, config) for config in repairs)
     more = [
