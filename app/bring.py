@@ -63,9 +63,10 @@ def upload() -> None:
         file = Path(folder) / (Path(given.name).name or "uploaded.yaml")  # drafts are called by it
         file.write_bytes(given.getvalue())
         try:
-            _put(*import_file(file))
             # The draft is written beside what it names.
-            st.session_state[_ROOT] = str(output_folder(root.strip()))
+            start = output_folder(root.strip())
+            _put(*import_file(file, start))
+            st.session_state[_ROOT] = str(start)
         except InputError as error:
             view.problem(InputError(*(one.replace(str(file), given.name) for one in error.problems)))
 

@@ -39,18 +39,23 @@ def read_recipe(file: Path) -> dict[str, Any]:
     return content
 
 
-def model_reference(path: str, revision: str | None, beside: Path) -> str:
+def start_folders(beside: Path) -> list[Path]:
+    """Return the folders in which relative paths of a recipe are searched: the working folder, as the other tools do,
+    then `beside`, then the folders above it, because a recipe beside weights has paths from where its tool ran."""
+    return [Path.cwd(), beside, *beside.absolute().parents]
+
+
+def model_reference(path: str, revision: str | None, starts: Sequence[Path]) -> str:
     """Return a reference for a suite file: a folder as an absolute path, else unchanged, with the revision.
 
-    Relative folders are searched in the working folder, as the other tools do, then in `beside`, then in the folders
-    above it, because a recipe beside weights has paths from where its tool ran. A shared server leaves them unchanged,
-    so that it does not reveal where its files are.
+    Args:
+        starts: folders that a relative path may start from, the first that has it counts. A shared server leaves such
+            paths unchanged, so that it does not reveal where its files are.
 
     Raises:
         InputError: the path is impossible.
     """
-    starts = [] if server_rules() else [Path.cwd(), beside, *beside.absolute().parents]
-    folders = (local_path(path, start, "the recipe's model") for start in starts)
+    folders = (local_path(path, start, "the recipe's model") for start in ([] if server_rules() else starts))
     found = next((str(folder.resolve()) for folder in folders if folder.is_dir()), path)
     return found if revision is None else f"{found}@{revision}"
 

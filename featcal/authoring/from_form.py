@@ -88,9 +88,12 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 
-def import_file(file: Path) -> tuple[str, list[str]]:
+def import_file(file: Path, start: Path | None = None) -> tuple[str, list[str]]:
     """Convert another file into the text of a suite, with what is still to be filled in: a suite file stays unchanged,
     a configuration of mergekit or a model pool of FusionBench becomes a suite.
+
+    Args:
+        start: folder that relative paths start from; None searches them beside the file.
 
     Raises:
         InputError: the file is none of these, or cannot be converted; every reason is listed.
@@ -98,7 +101,7 @@ def import_file(file: Path) -> tuple[str, list[str]]:
     content = read_yaml(file)
     if isinstance(content, dict) and "tasks" in content and "base" in content:
         return file.read_text(encoding="utf-8"), []
-    imported = import_recipe(file)
+    imported = import_recipe(file, start=start)
     return format_suite(imported.suite), [*imported.missing, *imported.notes]
 
 

@@ -6,7 +6,7 @@ to its own references and sources.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,12 @@ def is_model_pool(content: Mapping[str, Any]) -> bool:
     return str(content.get("_target_")).startswith("fusion_bench.") or "defaults" in content
 
 
-def import_fusion_bench(file: Path, merged: str | None) -> Imported:
+def import_fusion_bench(file: Path, merged: str | None, starts: Sequence[Path]) -> Imported:
     """Convert a model pool into a suite: its models, and samples if they are data sets on the Hub or in the catalogue.
 
     Args:
         merged: folder or Hub id of the merged model; None is Task Arithmetic, since a pool has no merge recipe.
+        starts: folders that relative paths may start from.
 
     Raises:
         InputError: lists all problems: values that only Hydra can fill in, another kind of pool, unknown keys, models
@@ -55,7 +56,7 @@ def import_fusion_bench(file: Path, merged: str | None) -> Imported:
     models: dict[str, str] = {}
     for name, value in _mapping(content.get("models")).items():
         try:
-            models[name] = _model(value, f"models.{name}", file.parent)
+            models[name] = _model(value, f"models.{name}", starts)
         except InputError as error:
             problems += error.problems
     tasks: dict[str, dict[str, Any]] = {name: {"expert": models[name]} for name in models if not _special(name)}
@@ -74,7 +75,7 @@ def import_fusion_bench(file: Path, merged: str | None) -> Imported:
         notes.append("a pool has no merge recipe: merged is Task Arithmetic with scale 0.3; change it if necessary")
     suite: dict[str, Any] = {"name": file.stem, "description": f"Imported from {file.name} (FusionBench, {pool})."}
     suite |= {"base": models[BASE]} if BASE in models else {}
-    suite["merged"] = model_reference(merged, None, file.parent) if merged else {**_MERGE}
+    suite["merged"] = model_reference(merged, None, starts) if merged else {**_MERGE}
     return Imported({**suite, "tasks": tasks}, tuple(missing), tuple(notes))
 
 
@@ -118,10 +119,10 @@ def _list_unknown(content: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key}: unknown key.{did_you_mean(str(key), _KEYS)}"
 
 
-def _model(value: Any, where: str, beside: Path) -> str:
+def _model(value: Any, where: str, starts: Sequence[Path]) -> str:
     """Return a model as a suite's reference; InputError for a function or arguments that featcal does not know."""
     if isinstance(value, str):
-        return model_reference(value, None, beside)
+        return model_reference(value, None, starts)
     arguments = dict(_mapping(value))
     target = str(arguments.get("_target_", "from_pretrained"))
     model, adapter = ARGUMENTS.get(target.rpartition(".")[2], (None, None))
@@ -136,8 +137,8 @@ def _model(value: Any, where: str, beside: Path) -> str:
     if lacking:
         raise InputError(f"{where}: {' and '.join(lacking)} is missing")
     path = "/".join(str(one) for one in (arguments[model], arguments.get("subfolder")) if one)
-    found = model_reference(path, arguments.get("revision"), beside)
-    return found if adapter is None else f"{found}+{model_reference(arguments[adapter], None, beside)}"
+    found = model_reference(path, arguments.get("revision"), starts)
+    return found if adapter is None else f"{found}+{model_reference(arguments[adapter], None, starts)}"
 
 
 def _add_samples(tasks: dict[str, dict[str, Any]], content: Mapping[str, Any], text: bool) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.authoring.ancestors import find_common_ancestors, is_named_by_all, is_reachable
-from featcal.authoring.common import model_reference, task_names
+from featcal.authoring.common import model_reference, start_folders, task_names
 from featcal.authoring.from_mergekit import MergedModels, is_configuration, read_contents
 from featcal.formats.card_data import read_card_data, read_card_text
 from featcal.formats.hub import CARD_FILE, RECIPE_FILE, RECORD_FILE, hub_model
@@ -187,7 +187,7 @@ def _read_files(folder: Path, strict: bool) -> Origins | None:
     data = read_card_data(folder)
     stated, tags = data.get("base_model"), data.get("tags") or ()
     listed = stated if isinstance(stated, list) else [stated] if stated else []
-    names = [model_reference(str(one), None, folder) for one in listed]
+    names = [model_reference(str(one), None, start_folders(folder)) for one in listed]
     is_merge = data.get("base_model_relation") == "merge" or (isinstance(tags, list) and "merge" in tags)
     if not is_merge or not names:
         return None
@@ -218,7 +218,7 @@ def _read_configuration(folder: Path) -> tuple[str, MergedModels] | None:
         content, where = parse_yaml(recipes[0], str(folder / CARD_FILE)), CARD_FILE
     if not isinstance(content, dict) or not is_configuration(content):
         return None
-    return where, read_contents(content, folder, str(folder / where))
+    return where, read_contents(content, start_folders(folder), str(folder / where))
 
 
 def _require_places(references: Mapping[str, str], file: Path) -> None:

@@ -42,18 +42,19 @@ def is_configuration(content: Mapping[str, Any]) -> bool:
     return "merge_method" in content
 
 
-def import_mergekit(file: Path, merged: str | None) -> Imported:
+def import_mergekit(file: Path, merged: str | None, starts: Sequence[Path]) -> Imported:
     """Convert a configuration of mergekit into a suite.
 
     Args:
         merged: folder or Hub id of mergekit's output; None asks for a recipe.
+        starts: folders that relative paths may start from.
 
     Raises:
         InputError: lists all problems: unknown keys, methods or parameters for which featcal has no recipe (only
             without `merged`), a vocabulary other than the base's.
     """
     config = validate_configuration(read_recipe(file), str(file))
-    base, tasks = _base_and_experts(config, file.parent)
+    base, tasks = _base_and_experts(config, starts)
     problems, notes = list(_vocabulary_problems(config)), list(_notes(config))
     if not tasks:
         problems.append("no model besides base_model; a suite needs at least one expert")
@@ -63,12 +64,12 @@ def import_mergekit(file: Path, merged: str | None) -> Imported:
         problems += recipe.problems
         notes += recipe.notes
     else:
-        content = model_reference(merged, None, file.parent)
+        content = model_reference(merged, None, starts)
     if problems:
         raise InputError(*(f"{file}: {problem}" for problem in problems))
     about = {"name": file.stem, "description": f"Imported from {file.name} (mergekit, {config.merge_method})."}
-    experts = {name: model.to_reference(file.parent) for name, model in tasks.items()}
-    named = None if base is None else base.to_reference(file.parent)
+    experts = {name: model.to_reference(starts) for name, model in tasks.items()}
+    named = None if base is None else base.to_reference(starts)
     if named is None and (named := next(iter(find_common_ancestors([*experts.values()], asks_hub=False)), None)):
         notes.append(f"base is {named}, as the experts' own files name it; {config.merge_method} names none")
     experts_by_task = {name: {"expert": ref} for name, ref in experts.items()}
@@ -105,23 +106,23 @@ class MergedModels:
     dtype: str = ""
 
 
-def read_contents(content: dict[str, Any], beside: Path, label: str) -> MergedModels:
+def read_contents(content: dict[str, Any], starts: Sequence[Path], label: str) -> MergedModels:
     """Return the models of a configuration with existing output, so that any method is allowed.
 
     Args:
         content: of the configuration.
-        beside: folder of the merged model; `label` names the configuration in messages.
+        starts: folders that relative paths may start from; `label` names the configuration in messages.
 
     Raises:
         InputError: lists all mistakes in it.
     """
     config = validate_configuration(content, label)
-    base, tasks = _base_and_experts(config, beside)
+    base, tasks = _base_and_experts(config, starts)
     coefficients, is_exact = _coefficients(config, base, tasks)
     return MergedModels(
         config.merge_method,
-        None if base is None else base.to_reference(beside),
-        {task: model.to_reference(beside) for task, model in tasks.items()},
+        None if base is None else base.to_reference(starts),
+        {task: model.to_reference(starts) for task, model in tasks.items()},
         coefficients,
         is_exact,
         tuple(_vocabulary_problems(config)),
@@ -130,12 +131,14 @@ def read_contents(content: dict[str, Any], beside: Path, label: str) -> MergedMo
     )
 
 
-def _base_and_experts(config: Configuration, beside: Path) -> tuple[MergekitModel | None, dict[str, MergekitModel]]:
+def _base_and_experts(
+    config: Configuration, starts: Sequence[Path]
+) -> tuple[MergekitModel | None, dict[str, MergekitModel]]:
     """Return the model that the experts were fine-tuned from, if the method names it, and the experts by task."""
     base = None if config.merge_method in _BASE_IS_MERGED else config.base_model
     models = [*config.inputs(), *([config.base_model] if config.base_model else [])]
     experts = [model for model in dict.fromkeys(models) if model != base]
-    return base, dict(zip(task_names([model.to_reference(beside) for model in experts]), experts, strict=True))
+    return base, dict(zip(task_names([model.to_reference(starts) for model in experts]), experts, strict=True))
 
 
 def _coefficients(
@@ -233,11 +236,11 @@ class _Recipe:
         inputs = self.config.models or []
         for model in dict.fromkeys(one.model for one in inputs):
             if sum(one.model == model for one in inputs) > 1:
-                self.problems.append(f"models: '{model.to_reference(Path())}' is named twice")
+                self.problems.append(f"models: '{model.to_reference()}' is named twice")
         if self.base is None and self.config.merge_method != "linear":
             self.problems.append(f"base_model: {self.config.merge_method} needs one")
         places: list[tuple[str, Mapping[str, Any], Sequence[str]]] = [("", self.config.parameters, _PARAMETERS)]
-        places += [(f" of '{one.model.to_reference(Path())}'", one.parameters, _MODEL_PARAMETERS) for one in inputs]
+        places += [(f" of '{one.model.to_reference()}'", one.parameters, _MODEL_PARAMETERS) for one in inputs]
         for where, parameters, known in places:
             unknown = [name for name in parameters if name not in known]
             self.problems += [f"unknown parameter '{name}'{where}.{did_you_mean(name, known)}" for name in unknown]
@@ -292,7 +295,7 @@ class _Recipe:
 
     def _number(self, name: str, model: MergekitModel | None, default: float | None = None) -> float:
         value = self._value(name, model, default)
-        of = "" if model is None else f" of '{model.to_reference(Path())}'"
+        of = "" if model is None else f" of '{model.to_reference()}'"
         if isinstance(value, (list, dict)):
             self.problems.append(f"{name}{of}: gradients and filtered values have no recipe in featcal; {_RUN_IT}")
         elif value is None:

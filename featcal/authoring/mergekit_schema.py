@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,10 +40,10 @@ class MergekitModel(Strict):
     model: ModelPlace
     lora: ModelPlace | None = None
 
-    def to_reference(self, beside: Path) -> str:
-        """Return the reference in the form of a suite file; relative folders may be in `beside`."""
+    def to_reference(self, starts: Sequence[Path] = ()) -> str:
+        """Return the reference in the form of a suite file; relative folders start from one of `starts`."""
         parts = [self.model] if self.lora is None else [self.model, self.lora]
-        return "+".join(model_reference(part.path, part.revision, beside) for part in parts)
+        return "+".join(model_reference(part.path, part.revision, starts) for part in parts)
 
 
 ModelRef = Annotated[MergekitModel, _split("+", "model", "lora")]

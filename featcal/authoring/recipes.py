@@ -6,19 +6,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from featcal.authoring.common import Imported, comments, read_recipe, write_new_file
+from featcal.authoring.common import Imported, comments, read_recipe, start_folders, write_new_file
 from featcal.suite.schema import Suite
 from featcal.system.errors import InputError
 
 __all__ = ["Imported", "export_pool_to_file", "import_recipe", "import_to_file"]
 
 
-def import_recipe(file: Path, merged: str | None = None) -> Imported:
+def import_recipe(file: Path, merged: str | None = None, start: Path | None = None) -> Imported:
     """Convert another tool's recipe into a suite; its keys show which tool it belongs to.
 
     Args:
         file: YAML configuration of mergekit, or YAML model pool of FusionBench.
         merged: folder or Hub id of the tool's merged model; None writes the merge as a recipe of featcal.
+        start: folder that relative paths start from; None searches them (`start_folders`).
 
     Raises:
         InputError: neither tool's file, or one that cannot be converted; every reason is listed.
@@ -26,11 +27,11 @@ def import_recipe(file: Path, merged: str | None = None) -> Imported:
     from featcal.authoring.from_fusion_bench import import_fusion_bench, is_model_pool
     from featcal.authoring.from_mergekit import import_mergekit, is_configuration
 
-    content = read_recipe(file)
+    content, starts = read_recipe(file), start_folders(file.parent) if start is None else [start]
     if is_configuration(content):
-        return import_mergekit(file, merged)
+        return import_mergekit(file, merged, starts)
     if is_model_pool(content):
-        return import_fusion_bench(file, merged)
+        return import_fusion_bench(file, merged, starts)
     raise InputError(
         f"{file}: neither a configuration of mergekit, which has 'merge_method', nor a model pool of FusionBench, "
         f"which has '_target_: fusion_bench.modelpool.…'; this has {', '.join(map(str, content)) or 'nothing'}"

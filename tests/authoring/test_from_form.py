@@ -77,7 +77,7 @@ def test_a_draft_that_is_no_suite_says_why(text: str, said: str) -> None:
     assert said in str(error.value)
 
 
-def test_files_of_others_are_taken_over(tmp_path: Path) -> None:
+def test_files_of_others_are_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mergekit: dict[str, Any] = {
         "merge_method": "task_arithmetic",
         "base_model": "org/base",
@@ -93,6 +93,12 @@ def test_files_of_others_are_taken_over(tmp_path: Path) -> None:
     assert yaml.safe_load(text)["base"] == "org/base"
     assert [one["expert"] for one in yaml.safe_load(text)["tasks"].values()] == ["org/a", "org/b"]
     assert any("calibration samples of a, b" in note for note in notes)
+    for place in ("here", "there"):
+        (tmp_path / place / "org" / "a").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    for start, place in ((None, "here"), (tmp_path / "there", "there")):
+        tasks = yaml.safe_load(import_file(file, start)[0])["tasks"]
+        assert [one["expert"] for one in tasks.values()] == [str(tmp_path / place / "org" / "a"), "org/b"]
     own = draft("mine", "base", "merged", [WORDS])
     file.write_text(own)
     assert import_file(file) == (own, [])
