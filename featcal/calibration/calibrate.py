@@ -40,7 +40,7 @@ from featcal.export.write import can_reload, plain_card, require_weights_alone, 
 from featcal.family.ancestry import check_lineage
 from featcal.family.opening import WITHOUT_BASE, Family, ensure_family
 from featcal.family.outside_tower import note_left_out
-from featcal.formats.output import OutputFolder
+from featcal.formats.output import OutputFolder, require_absent
 from featcal.formats.processor import image_processor_settings
 from featcal.formats.weights import Weights
 from featcal.models.activations import ActivationStore
@@ -216,6 +216,7 @@ def calibrate_to_folder(
     True
     """
     started, busy = time.perf_counter(), time.process_time()
+    require_absent(out)  # before experts write their samples
     family, read = meter_reads(ensure_family(suite, device, config.precision), current_ranks())
     config = _resolve(config, family)
     require_weights_alone(family.merged)

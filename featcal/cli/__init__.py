@@ -101,5 +101,5 @@ def main() -> None:
         sys.exit(1)
     # click turns the interrupt of a prompt into its own exception.
     except (KeyboardInterrupt, click.Abort):
-        click.echo("featcal: interrupted; nothing half-written was left under the output name", err=True)
+        click.echo("featcal: interrupted; no model is half-written under its name", err=True)
         sys.exit(130)

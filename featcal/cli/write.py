@@ -19,7 +19,7 @@ from featcal.suite import methods
 from featcal.suite.calibration_options import PAPER, RECIPES
 from featcal.suite.methods import MODULES, is_baseline, method_names
 from featcal.suite.name_grammar import model_name
-from featcal.system.formatting import percent, readable
+from featcal.system.formatting import percent, printable, readable
 from featcal.system.progress import keep_memory
 
 if TYPE_CHECKING:
@@ -294,7 +294,8 @@ def push_command(folder: Path, repo: str, private: bool, licence: str | None, dr
     if as_json:
         return
     if address is None:
-        print_message(f"\n{parcel.card}\nnothing was sent; add --yes to send this to {repo}")
+        click.echo(f"\n{printable(parcel.card)}\n")  # whole, which a message is not
+        print_message(f"nothing was sent; add --yes to send this to {repo}")
     else:
         print_message(f"sent to {address}")
 

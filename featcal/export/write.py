@@ -341,8 +341,8 @@ def _note_text_files(container: Located) -> Iterator[str]:
     ]
     if other:
         yield (
-            f"beside the adapter lie {some(other)}, other than the base's, which were written; copy them from {own} if "
-            "texts are to be read as in its training"
+            f"beside the adapter lie {some(other)}, other than the base's, which were written; copy them from the "
+            "adapter's folder if texts are to be read as in its training"
         )
 
 

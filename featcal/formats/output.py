@@ -48,6 +48,16 @@ class Named(Protocol):
         """Return the canonical names of these tensors."""
 
 
+def require_absent(out: str | Path) -> None:
+    """Raise InputError if the name of a new folder is taken, or none."""
+    out = Path(out).expanduser().absolute()
+    place = shorten(str(out), 200)
+    if out.name in ("", ".."):
+        raise InputError(f"{place} is no name for a new folder; choose another")
+    if os.path.lexists(out):  # lexists: a broken link is in the way of the rename, too
+        raise InputError(f"{place} exists already; choose another folder or remove it (nothing is overwritten)")
+
+
 class OutputFolder:
     """A model folder under construction: `with OutputFolder(out) as folder: … folder.commit()`.
 
@@ -76,10 +86,10 @@ class OutputFolder:
         made = not os.path.lexists(self.partial)
         try:
             with ExitStack() as held:
-                self._check_absent()
+                require_absent(self.out)
                 self._hold(held)
                 try:
-                    self._check_absent()  # another process may have finished before the lock was free
+                    require_absent(self.out)  # another process may have finished before the lock was free
                     self._begin(run, resume)
                 except (InputError, OSError):
                     if made:
@@ -92,13 +102,6 @@ class OutputFolder:
                     self.partial.rmdir()
             place = shorten(str(self.out), 200)
             raise InputError(f"cannot write to {place}: {error.strerror}; choose another folder") from error
-
-    def _check_absent(self) -> None:
-        place = shorten(str(self.out), 200)
-        if self.out.name in ("", ".."):
-            raise InputError(f"{place} is no name for a new folder; choose another")
-        if os.path.lexists(self.out):  # lexists: a broken link is in the way of the rename, too
-            raise InputError(f"{place} exists already; choose another folder or remove it (nothing is overwritten)")
 
     def _hold(self, held: ExitStack) -> None:
         """Lock the partial folder against other processes."""

@@ -176,10 +176,13 @@ def run_comparison(work: Work) -> dict[str, Any]:
     from featcal.studies.compare import compare_methods
     from featcal.studies.library import keep_study
     from featcal.studies.plan import StudyPlan
+    from featcal.studies.runner import Views
+    from featcal.suite.views import EvaluationSamples
 
     methods, seeds, samples = (work.args[name] for name in ("methods", "seeds", "samples"))
     session = work.open_session()
-    study = compare_methods(session, StudyPlan(tuple(methods), tuple(seeds), samples, progress=work.progress))
+    on = Views(EvaluationSamples(None, session.family.suite.scored_split))
+    study = compare_methods(session, StudyPlan(tuple(methods), tuple(seeds), samples, on, progress=work.progress))
     problem = keep_study(study)
     if problem:
         raise InputError(problem)

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tiny_clip import clip_inputs
+from tiny_encoders import ROWS, tiny_encoder
 from tiny_text import CONFIGS, write_text_suite
 from version5 import LENGTH, ROPES, TOKENIZERS, write_saved_by_5, write_tokenizer
 
@@ -83,6 +85,56 @@ def test_an_unknown_rope_needs_version_5() -> None:
     adapter = adapter_for(config, ["lm_head.weight"], torch.device("cpu"), "m")
     assert adapter.portable(config, InMemory("m", {}))[1] == [
         "needs transformers 5: version 4 has no rope type 'proportional'"
+    ]
+
+
+FACTORS = {"short_factor": [1.0, 1.5, 1.2, 1.1], "long_factor": [2.0, 3.0, 2.5, 2.2]}
+SAID: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "phi3": (
+        "Phi3",
+        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, **FACTORS}, "pad_token_id": 0},
+        {"rope_scaling": {"type": "longrope", **FACTORS}, "original_max_position_embeddings": 16},
+    ),
+    "gpt_neox": (
+        "GPTNeoX",
+        {"rotary_pct": 0.5, "rotary_emb_base": 20000},
+        {"rotary_pct": 0.5, "rotary_emb_base": 20000, "rope_theta": 20000},
+    ),
+}
+"""Settings that version 4 reads under names of its own, of architectures whose classes 4.57 has."""
+
+
+@pytest.mark.parametrize(("named", "options", "expected"), SAID.values(), ids=SAID)
+def test_positions_are_said_in_the_words_of_each_architecture(
+    named: str, options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    size = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "max_position_embeddings": LENGTH}
+    lengths = {"original_max_position_embeddings": 16} if named == "Phi3" else {}
+    config = getattr(transformers, f"{named}Config")(**size, **heads, **lengths, **options)
+    saved = {**config.to_dict(), "architectures": [f"{named}ForCausalLM"]}
+    head = "embed_out.weight" if named == "GPTNeoX" else "lm_head.weight"
+    adapter = adapter_for(saved, [head], torch.device("cpu"), "m")
+    said, notes = adapter.portable(saved, InMemory("m", {}))
+    assert notes == []
+    assert {name: said[name] for name in expected} == expected
+    again = adapter_for(said, [head], torch.device("cpu"), "m")
+    assert again.settings == adapter.settings  # the dead word `type` aside, which nothing reads
+
+
+def test_the_bases_of_modernberts_positions_are_said_to_both_versions() -> None:
+    model = tiny_encoder(ROWS["modernbert"])
+    saved = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+    assert saved.keys().isdisjoint(("global_rope_theta", "local_rope_theta"))
+    adapter = adapter_for(saved, [*model.state_dict()], torch.device("cpu"), "m")
+    said, notes = adapter.portable(saved, InMemory("m", {}))
+    assert ((said["global_rope_theta"], said["local_rope_theta"]), notes) == ((5000.0, 300.0), [])
+    assert adapter_for(said, [*model.state_dict()], torch.device("cpu"), "m").settings == adapter.settings
+    saved["rope_parameters"] = {
+        kind: {**own, "rope_type": "linear", "factor": 2.0} for kind, own in saved["rope_parameters"].items()
+    }
+    assert adapter.portable(saved, InMemory("m", {}))[1] == [
+        "needs transformers 5: version 4 has no rope type 'linear' in such an encoder"
     ]
 
 

@@ -371,7 +371,11 @@ def test_the_test_split_is_closed(start: Serve, tmp_path: Path) -> None:
     (agent.root / "report.md").write_text("# r\n\n## Scores\n\nOn all test samples: 0.5\n\n## Drift\n\nof 4 pictures\n")
     assert closed in agent.refusal("read_report", run="scores.json", section="tasks")
     assert closed in agent.refusal("read_report", run="report.md", section="Scores")
-    assert agent.ask("read_report", run="report.md", section="Drift")["content"] == "«\nof 4 pictures\n»"
+    assert closed in agent.refusal("read_report", run="report.md", section="Drift")  # as of a JSON document
+    (agent.root / "card.md").write_text("---\nmodel-index:\n- split: test\n---\n# m\n\n## Scores\n\n0.5\n")
+    assert closed in agent.refusal("read_report", run="card.md", section="Scores")
+    (agent.root / "drift.md").write_text("# r\n\n## Drift\n\nof 4 pictures\n")
+    assert agent.ask("read_report", run="drift.md", section="Drift")["content"] == "«\nof 4 pictures\n»"
     opened = start(Access(test=True))
     assert opened.ask("read_report", run="scores.json", section="tasks/pets/value")["content"] == 0.5
     assert "0.5" in opened.ask("read_report", run="report.md", section="Scores")["content"]

@@ -268,6 +268,12 @@ class Decoder(LanguageModel):
         if "partial_rotary_factor" in rope:
             settings["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         settings["rope_scaling"] = None if kind == "default" else rope
+        if kind == "longrope" and config["model_type"] == "phi3":  # version 4 takes exactly these
+            factors = {name: rope[name] for name in ("short_factor", "long_factor")}
+            settings["rope_scaling"] = {"type": kind, **factors}
+        if config["model_type"] == "gpt_neox":  # version 4 goes by these names alone
+            names = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
+            settings |= {old: settings[new] for old, new in names.items() if new in settings}
         why = "" if kind in _ROPES_OF_4 else f"version 4 has no rope type '{kind}'"
         if kind == "longrope":  # version 4 looks for the length beside the scaling, and divides by it
             original = settings["original_max_position_embeddings"] = rope["original_max_position_embeddings"]

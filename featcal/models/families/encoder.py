@@ -21,6 +21,7 @@ from featcal.formats.load_pretrained import load_complete, load_pretrained
 from featcal.formats.located_model import Located
 from featcal.formats.sentences import POOLING, TEXT, WEIGHED, SentenceText
 from featcal.formats.tokenizers import open_prompt_tokenizer
+from featcal.formats.weights import Weights
 from featcal.models.adapter import (
     Adapter,
     Batch,
@@ -75,7 +76,8 @@ class EncoderStage(PartedStage):
 
     def first_call(self, outer: Mapping[str, Tensor], inputs: Batch, upstream: Call | None) -> Call:
         own = {name: outer[stored] for stored, name in self._outer.items()}
-        read = {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in inputs}
+        names = ("input_ids", "attention_mask", *(["token_type_ids"] if self._facts.types else []))
+        read = {name: inputs[name] for name in names if name in inputs}
         if self._facts.modality == "text" and not self._facts.positions:
             # Rows of the table may be narrower than the norm that reads them first, which takes one dtype alone.
             rows = nn.functional.embedding(read.pop("input_ids"), own[f"{self._facts.table}.weight"])
@@ -247,6 +249,18 @@ class Encoder(Adapter):
         places = (name.partition(".") for name, _ in module.named_parameters())
         return module, {f"{i}.{rest}": f"{self.facts.head[int(i)]}.{rest}" for i, _, rest in places}
 
+    def portable(self, config: Mapping[str, Any], model: Weights) -> tuple[dict[str, Any], list[str]]:
+        """Return a configuration that transformers 4 reads, too: ModernBERT's bases of rotary positions under its own
+        names in addition to `rope_parameters`."""
+        stated = config.get("rope_parameters") or {}
+        if "sliding_attention" not in stated:
+            return dict(config), []
+        full, windowed = stated["full_attention"], stated["sliding_attention"]
+        bases = {"global_rope_theta": full["rope_theta"], "local_rope_theta": windowed["rope_theta"]}
+        kinds = sorted({one.get("rope_type", "default") for one in (full, windowed)} - {"default"})
+        why = f"version 4 has no rope type '{kinds[0]}' in such an encoder" if kinds else ""
+        return {**config, **bases}, [f"needs transformers 5: {why}"] if why else []
+
     def loader(self, config: Mapping[str, Any]) -> str:
         """Return the class that the folder names, whatever its head is; "AutoModel" for the stack alone."""
         return named_class(config)
@@ -285,7 +299,7 @@ class Encoder(Adapter):
         positions = self._rows(table) - self._first_position if table else self._most_positions
         if longest > positions:
             return f"texts of {longest} tokens, the model has {positions} positions; set 'max_length'"
-        types = inputs.get("token_type_ids")
+        types = inputs.get("token_type_ids") if self.facts.types else None
         if types is not None and int(types.max()) >= self._rows(self.facts.types):
             return f"token types reach to {int(types.max())}, the model has {self._rows(self.facts.types)}"
         return None

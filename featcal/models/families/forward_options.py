@@ -26,7 +26,15 @@ def forward_options(config: Any, names: Iterable[str]) -> dict[str, Any]:
     """Return options of a configuration by name: the stated value, else the default of the class that reads the
     option; None if the class does not read it.
     """
-    return {name: _forward_option(config, name) for name in names}
+    return {name: _drop_old_kind(_forward_option(config, name)) for name in names}
+
+
+def _drop_old_kind(value: Any) -> Any:
+    """Return a value without the old key `type` of rotary positions, which nothing reads where `rope_type` stands
+    beside it: files of several versions keep other words there."""
+    if not isinstance(value, dict):
+        return value
+    return {name: _drop_old_kind(one) for name, one in value.items() if name != "type" or "rope_type" not in value}
 
 
 def _forward_option(config: Any, name: str) -> Any:

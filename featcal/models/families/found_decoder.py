@@ -35,6 +35,8 @@ _SAME = 1e-5
 """Largest relative difference at which scores count as equal."""
 _IDLE = ("drop", "initializer", "token_id", "cache", "vocab", "pretraining", "dtype", "tie_")
 """Parts of names of options that do not change the forward, or change it together with a shape."""
+_POSITIONS = frozenset(("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_pct", "rotary_emb_base"))
+"""Older names of options that a class reads from `rope_parameters`; files for version 4 have both."""
 _CPU = torch.device("cpu")
 
 
@@ -83,6 +85,7 @@ def _describe(model: Any) -> DecoderFacts:
     if not (embedding.startswith(f"{stack}.") and norm.startswith(f"{stack}.")):
         raise InputError(f"'{embedding}' or '{norm}' is not beside its blocks '{listed}'")
     options = {*model.config.to_dict()} - {*transformers.PreTrainedConfig().to_dict()}
+    options -= _POSITIONS if "rope_parameters" in options else set()
     zero, some = torch.zeros(table.weight.shape[1]), torch.ones(1, table.weight.shape[1])
     return DecoderFacts(
         model_type=model.config.model_type,

@@ -17,8 +17,8 @@ from featcal.system.paths import local_path
 from featcal.system.sandbox import require_in_roots, require_links_inside, server_rules
 
 TEST = "test"
-_ON_TEST = re.compile(r"\btest (split|samples|pictures|texts)\b|--split test\b", re.IGNORECASE)
-"""Words in a report about scores on the test split."""
+_ON_TEST = re.compile(r"\btest (split|samples|pictures|texts)\b|\bsplit:? test\b", re.IGNORECASE)
+"""Words in a report about scores on the test split, also in the data at the head of a card."""
 
 
 @dataclass(frozen=True)

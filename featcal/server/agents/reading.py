@@ -184,21 +184,20 @@ class WrittenReport:
     Args:
         command: command line that shows the same.
         names: names in it from files of others.
-        is_text: every section is a separate text; otherwise all of it is one document.
         is_own: it is from a job of this server, so its words are featcal's.
     """
 
     sections: Mapping[str, Any]
     command: str
     names: Sequence[str] = ()
-    is_text: bool = False
     is_own: bool = False
 
     def select(self, section: str | None) -> Any:
         """Return the content that must be permitted before a section is shown; names of sections reveal nothing."""
         if section is None:
             return None
-        return self._find(section) if self.is_text else self.sections
+        self._find(section)  # one that is not there is said to be so
+        return self.sections
 
     def show(self, section: str | None) -> dict[str, Any]:
         """Return a section, or the list of all."""
@@ -239,4 +238,4 @@ def open_run(run: str) -> WrittenReport:
     text = place.read_text(encoding="utf-8", errors="replace")
     title, *parts = re.split(r"^## +", text, flags=re.MULTILINE)
     sections = {"beginning": title} | {head.strip(): body for head, _, body in (one.partition("\n") for one in parts)}
-    return WrittenReport(sections, command, is_text=True)
+    return WrittenReport(sections, command)
