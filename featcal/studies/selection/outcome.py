@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,13 +17,14 @@ from featcal.family.opening import Family
 from featcal.studies.selection.candidates import MERGED, CandidateModel, candidate_options
 from featcal.studies.selection.held_out_samples import FOLDS
 from featcal.studies.selection.judge import Margin, Score, margin
-from featcal.suite.calibration_options import CHOSEN, NUMBERS, CalibrationConfig
+from featcal.suite.calibration_options import CHOSEN, NUMBERS, OWN, CalibrationConfig
 from featcal.suite.command_lines import calibrate_line, shared_options
 from featcal.suite.facts import parts_in_memory
 from featcal.suite.methods import is_baseline, is_merger
 from featcal.suite.name_grammar import model_name, reference_in
 from featcal.suite.recipe import MergeRecipe
 from featcal.system.drawing import Drawable
+from featcal.system.paths import from_folder, local_path
 
 
 @dataclass(frozen=True)
@@ -174,26 +176,31 @@ class Selection(Drawable):
         if any(parts_in_memory(family.suite)):
             return None
         if self.start != MERGED:
-            reference = reference_in(self.start)
-            if reference is None and not is_merger(model_name(self.start).kind):
+            is_checkpoint = reference_in(self.start) == self.start  # in "svc@FOLDER" it is what the method works on
+            if not is_checkpoint and not is_merger(model_name(self.start).kind):
                 return None
-            recipe = reference or recipe_for(family.suite, self.start).model_dump()
-            sections["merged"] = recipe
+            recipe = None if is_checkpoint else recipe_for(family.suite, self.start).model_dump()
+            sections["merged"] = recipe or self._reference()
         if self.config is not None:
             alone = resolve_recipe(family.adapter, family.suite.tasks, {"recipe": self.config.recipe})
             numbers = {name: getattr(self.config, name) for name in ("recipe", *NUMBERS[self.config.recipe])}
             sections["calibration"] = numbers | shared_options(self.config, alone)
         return yaml.safe_dump(sections, sort_keys=False) if sections else None
 
+    def _reference(self) -> str:
+        """Return the start, a checkpoint, as a suite file names it: a folder from the file's own folder."""
+        folder = local_path(self.start, Path.cwd(), "start")
+        return from_folder(folder.resolve(), self.family.suite.root.resolve()) if folder.is_dir() else self.start
+
     def to_json(self, suite: str | None = None) -> dict[str, Any]:
         """Return the public document of `featcal select --json`; `suite` as in `command`."""
         verdict = self.verdict
         return {
             "suite": self.family.suite.name,
-            "chosen": None if self.config is None else candidate_options(self.config),
+            "chosen": None if self.config is None else candidate_options(self.config) | _switches(self.config),
             "of": self.of,
             "start": self.start,
-            "defaults": candidate_options(self.default),
+            "defaults": candidate_options(self.default) | _switches(self.default),
             "model": self.model,
             "command": self.command(suite),
             "suite_lines": self.suite_lines(),
@@ -209,6 +216,12 @@ class Selection(Drawable):
             "labels_used": False,
             "notes": list(self.notes),
         }
+
+
+def _switches(config: CalibrationConfig) -> dict[str, Any]:
+    """Return the switches of some recipes that are on, which no other recipe takes over."""
+    values = {name: getattr(config, name) for name in OWN if name not in CHOSEN}
+    return {name: value for name, value in values.items() if value != getattr(CalibrationConfig, name)}
 
 
 def _margin_json(one: Margin | None) -> dict[str, Any] | None:

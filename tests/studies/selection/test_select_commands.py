@@ -104,6 +104,20 @@ def test_a_start_that_was_chosen_has_a_command_too(
     assert (code, "scale" in err) == (1, True)
 
 
+def test_the_lines_of_a_suite_file_name_the_model_that_was_chosen(
+    many_file: Path, many: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file reads folders from its own place, the command from where it runs; and `svc@FOLDER` is not the folder."""
+    folder = many_file.parent / "runs" / "mine"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder.parent)
+    config = replace(ASKED, recipe="refined", weigh_tokens=True)
+    found = Selection(many, config, "mine", config, (), None, {}, {}, (), 0.0, None)
+    assert yaml.safe_load(found.suite_lines() or "")["merged"] == "runs/mine"
+    assert replace(found, start="svc:alpha=0.1@mine").suite_lines() is None
+    assert found.to_json()["chosen"] == candidate_options(config) | {"weigh_tokens": True}
+
+
 @pytest.mark.slow
 def test_a_choice_of_a_suite_in_memory_is_a_python_call(tiny_suite_file: Path, tmp_path: Path) -> None:
     """No command can name the suite."""
