@@ -104,10 +104,10 @@ def _sublayers() -> bool:
 def _judge_drift(session: Session, model: ModelRef, options: DriftOptions, report: Progress) -> DriftLedger:
     """Return a ledger with the effect on scores if the suite has labels and a head, else without."""
     try:
-        session.measure.judges(model, options)
+        session.measure.judges(model, options)  # before the walk, which takes longer
+        return session.measure.drift(model, replace(options, output=True), report)
     except NoScores:
         return session.measure.drift(model, options, report)
-    return session.measure.drift(model, replace(options, output=True), report)
 
 
 def _class_token(session: Session) -> bool:

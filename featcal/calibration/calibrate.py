@@ -225,8 +225,7 @@ def calibrate_to_folder(
     ranks = current_ranks().sharing(select_tasks(config, family.suite.tasks))
     before, origin = _input_stamps(family), _origin(family, ranks)  # a model of another base is to cost no work
     passes, drawn = own_passes(family, config, ranks)
-    limits = max_memory if isinstance(max_memory, MemoryLimits) else MemoryLimits(max_memory)
-    run = distribute_run(family.run(progress, _store(family, config, passes, limits, Path(out))), ranks)
+    run = distribute_run(family.run(progress, _store(family, config, passes, max_memory, Path(out))), ranks)
     loaded = time.perf_counter() - started
     passes = add_directions(family, run, passes) if config.decisions else passes
     with _folder(out, _identity(family, config, drawn, origin["inputs"]), resume, ranks) as folder:
@@ -304,7 +303,7 @@ def _store(
     family: Family,
     config: CalibrationConfig,
     passes: Mapping[str, ExpertPass],
-    limits: MemoryLimits,
+    max_memory: int | MemoryLimits | None,
     out: Path,
 ) -> ActivationStore:
     """Make the store of token states between two blocks, within limits of the process and of the device; the rest goes
@@ -314,6 +313,7 @@ def _store(
         InputError: a limit is below the need of one block, or is a device limit without a device.
     """
     folder = out.expanduser().absolute().parent
+    limits = max_memory if isinstance(max_memory, MemoryLimits) else MemoryLimits(max_memory)
     if limits == MemoryLimits():
         return ActivationStore(None, folder)
     stages, batches = family.adapter.stages, [batch for one in passes.values() for batch in one.batches]

@@ -37,6 +37,17 @@ def judges(family: Family, model: Weights, drawn: Mapping[str, Samples]) -> dict
     return {task: (*both, right[task]) for task, both in pairs_of_heads(family, model, drawn).items()}
 
 
+def require_one_scale(task: str, expert: Head, own: Head) -> None:
+    """Raise NoScores for heads whose scores cannot be subtracted: a map that was folded into class prompts has left out
+    the division by the norm, which changes no decision."""
+    if isinstance(expert, CosineHead) != isinstance(own, CosineHead):
+        raise NoScores(
+            f"task '{task}': the model's head is a table that a map was folded into, without the norm that the "
+            "expert's cosines are divided by, so their scores cannot be subtracted; measure the model by its name, such "
+            "as react@calibrated"
+        )
+
+
 def pairs_of_heads(family: Family, model: Weights, drawn: Mapping[str, Samples]) -> dict[str, tuple[Head, Head]]:
     """Return the expert's head and the model's head for every task; labels are not needed.
 

@@ -22,7 +22,7 @@ from featcal.evaluation.evaluate import Scores, TaskScore, reach_features, score
 from featcal.evaluation.generation_check import Canary
 from featcal.evaluation.generation_check import compare_generation as measure_canary
 from featcal.evaluation.language import name_answers, name_tokens
-from featcal.evaluation.scoring_heads import answers_of, judges
+from featcal.evaluation.scoring_heads import answers_of, judges, require_one_scale
 from featcal.family.opening import Family
 from featcal.formats.weights import Overlay, Weights
 from featcal.mergers.common.engine import RecipeWeights
@@ -102,7 +102,7 @@ class Measurements:
 
         Raises:
             InputError: a model that does not fit the suite, samples that are missing or not finite, no labels or heads
-                if output is requested, or a class token that the architecture does not have.
+                if output is requested, or heads of two scales, or a class token that the architecture does not have.
             NumericalError: final features that are not finite.
         """
         one, options = self.suite.resolve(model), self._complete(options)
@@ -121,6 +121,7 @@ class Measurements:
                 del drawn  # the passes let inputs go that were read
                 tasks = decompose(self._run(weights, progress), weights, passes, **_walk_options(options))
             for task, judge in judged.items():
+                require_one_scale(task, *judge[:2])
                 found = output_drift(tasks[task].expert_features, tasks[task].model_features, *judge)
                 tasks[task] = replace(tasks[task], output=found)
             return self._ledger(one, options, tasks)

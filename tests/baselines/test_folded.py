@@ -33,7 +33,8 @@ from featcal.export.write import rewrite
 from featcal.family.opening import Family, batches_of
 from featcal.models.families.timm_vit import TimmVit
 from featcal.models.model import Model, own_head
-from featcal.system.errors import FeatcalError, InputError
+from featcal.suite.views import DriftOptions
+from featcal.system.errors import FeatcalError, InputError, NoScores
 from featcal.testing.trial import TASKS, Trial, write_trial
 
 REACT = React(samples=5)
@@ -123,6 +124,10 @@ def test_class_prompts_become_a_table(tiny: Family, tiny_suite_file: Path, tmp_p
         assert head is not None
         torch.testing.assert_close(head.scores(plain), scores, rtol=1e-5, atol=1e-5)
         assert float((scores - shared[task].scores(plain)).abs().max()) > 1e-2
+    on = DriftOptions(4, output=True)
+    assert session.measure.drift(name, on).tasks["pets"].output is not None
+    with pytest.raises(NoScores, match=r"task 'pets': the model's head is a table .* cannot be subtracted"):
+        session.measure.drift(str(out), on)
     row, again = evaluate(tiny, model), evaluate(tiny, str(out))
     assert {task: one.value for task, one in again.tasks.items()} == {t: one.value for t, one in row.tasks.items()}
 
