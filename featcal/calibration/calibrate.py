@@ -216,16 +216,14 @@ def calibrate_to_folder(
     True
     """
     started, busy = time.perf_counter(), time.process_time()
-    require_absent(out)  # before experts write their samples
     family, read = meter_reads(ensure_family(suite, device, config.precision), current_ranks())
     config = _resolve(config, family)
-    require_weights_alone(family.merged)
-    require_packable(family, config)
-    image_processor_settings(family.container.folder)  # is written at the end, and is to be readable then
+    _require_writable(family, config, out)
     ranks = current_ranks().sharing(select_tasks(config, family.suite.tasks))
     before, origin = _input_stamps(family), _origin(family, ranks)  # a model of another base is to cost no work
     passes, drawn = own_passes(family, config, ranks)
-    run = distribute_run(family.run(progress, _store(family, config, passes, max_memory, Path(out))), ranks)
+    limits = max_memory if isinstance(max_memory, MemoryLimits) else MemoryLimits(max_memory)
+    run = distribute_run(family.run(progress, _store(family, config, passes, limits, Path(out))), ranks)
     loaded = time.perf_counter() - started
     passes = add_directions(family, run, passes) if config.decisions else passes
     with _folder(out, _identity(family, config, drawn, origin["inputs"]), resume, ranks) as folder:
@@ -299,11 +297,24 @@ def _input_stamps(family: Family) -> set[FileStamp]:
     return {stamp for own in input_files(family).values() for file in own for stamp in stamps(file)}
 
 
+def _require_writable(family: Family, config: CalibrationConfig, out: str | Path) -> None:
+    """Refuse before any work what could not be written after it.
+
+    Raises:
+        InputError: `out` exists, the model is more than weights, cannot be packed, or has settings of pictures that
+            cannot be read.
+    """
+    require_absent(out)
+    require_weights_alone(family.merged)
+    require_packable(family, config)
+    image_processor_settings(family.container.folder)
+
+
 def _store(
     family: Family,
     config: CalibrationConfig,
     passes: Mapping[str, ExpertPass],
-    max_memory: int | MemoryLimits | None,
+    limits: MemoryLimits,
     out: Path,
 ) -> ActivationStore:
     """Make the store of token states between two blocks, within limits of the process and of the device; the rest goes
@@ -313,7 +324,6 @@ def _store(
         InputError: a limit is below the need of one block, or is a device limit without a device.
     """
     folder = out.expanduser().absolute().parent
-    limits = max_memory if isinstance(max_memory, MemoryLimits) else MemoryLimits(max_memory)
     if limits == MemoryLimits():
         return ActivationStore(None, folder)
     stages, batches = family.adapter.stages, [batch for one in passes.values() for batch in one.batches]

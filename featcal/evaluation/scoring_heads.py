@@ -43,8 +43,8 @@ def require_one_scale(task: str, expert: Head, own: Head) -> None:
     if isinstance(expert, CosineHead) != isinstance(own, CosineHead):
         raise NoScores(
             f"task '{task}': the model's head is a table that a map was folded into, without the norm that the "
-            "expert's cosines are divided by, so their scores cannot be subtracted; measure the model by its name, such "
-            "as react@calibrated"
+            "expert's cosines are divided by, so their scores cannot be subtracted; measure the model by its name, "
+            "such as react@calibrated"
         )
 
 
