@@ -78,3 +78,13 @@ def test_dynamic_rope_within_its_length_does_not_depend_on_the_batch(tmp_path: P
     whole, apart = (calibrate(family, config_for(family, lam=0.05, batch_size=n)).weights.read(names) for n in (8, 3))
     for name in names:
         torch.testing.assert_close(whole[name], apart[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_kind_of_rope_that_nothing_reads_tells_no_models_apart() -> None:
+    """Files of older versions keep other words under `type` than those beside it under `rope_type`."""
+    rope = dict(ROPES["longrope"])
+    settings = [llama("longrope", rope_parameters={**rope, **old}).settings for old in ({}, {"type": "su"})]
+    assert settings[0] == settings[1]
+    assert settings[0]["rope_parameters"]["rope_type"] == "longrope"
+    other = {**rope, "long_factor": [2.0, 4.0]}
+    assert llama("longrope", rope_parameters=other).settings != settings[0]

@@ -23,6 +23,7 @@ import streamlit
 import torch
 from app_pages import button, charts, healthy, opened
 from safetensors.torch import load_file
+from suite_edits import Edit
 from tiny_clip import TASKS
 
 from app import jobs as app_jobs
@@ -48,6 +49,7 @@ from featcal.suite.calibration_options import CalibrationConfig
 from featcal.suite.schema import load_suite
 from featcal.suite.views import EvaluationSamples
 from featcal.system.errors import InputError
+from featcal.system.progress import silent
 from featcal.system.resources import bundle_root, cache_folder, ready_suites
 
 STUB = str(Path(__file__).parents[1] / "fixtures" / "job_worker.py")
@@ -911,3 +913,17 @@ def test_a_page_that_ends_early_is_not_called_stopped() -> None:
         assert not app.exception
         assert not app.warning
         assert [one.label for one in app.button] == ["Open clip-mini instead"]
+
+
+def test_methods_are_scored_on_the_split_that_the_suite_has(edit_suite: Edit, tmp_path: Path) -> None:
+    """Without a test split every row failed once its model was made, and nothing was kept."""
+
+    def drop_test(content: dict[str, Any]) -> None:
+        for task in content["tasks"].values():
+            del task["test"]
+
+    args = {"methods": ["merged", "base"], "seeds": [42], "samples": 4}
+    suite = str(edit_suite(drop_test))
+    found = kinds.run_comparison(kinds.Work(suite, args, tmp_path, silent))
+    assert found["on"]["scores"]["split"] == load_suite(suite).scored_split != "test"
+    assert [(row["method"], row["failure"]) for row in found["rows"]] == [("merged", ""), ("base", "")]
