@@ -13,14 +13,16 @@ from lanes import rows
 from streamlit.testing.v1 import AppTest
 from tiny_text import write_text_suite
 
-from app import first_page, ledger_view, verdict, view
+from app import compare, first_page, jobs, ledger_view, verdict, view
 from featcal.figures import ledger_tables, tables
 from featcal.figures.names import plain
 from featcal.figures.verdict import sentences
 from featcal.figures.verdict.measure import diagnose_model
 from featcal.figures.verdict.sentences import Verdict
-from featcal.session.session import open_session
+from featcal.session.model_ref import ModelRef
+from featcal.session.session import Session, open_session
 from featcal.suite.views import DriftOptions, EvaluationSamples
+from featcal.system.progress import Progress
 
 pytestmark = [pytest.mark.usefixtures("instant_maps"), pytest.mark.filterwarnings("ignore")]  # streamlit warns a lot
 
@@ -105,11 +107,24 @@ def test_a_base_is_not_calibrated(tiny_suite_file: Path) -> None:
 
 @pytest.mark.slow
 def test_work_that_takes_a_job_is_left_to_its_page(tiny_suite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict, "is_long", lambda session, seconds: True)
+    for module in (verdict, jobs, compare):
+        monkeypatch.setattr(module, "is_long", lambda session, seconds: True)
     monkeypatch.setattr(verdict, "seconds_to_calibrate", lambda session, config: 8000.0)
     app = opened(tiny_suite_file, "verdict", n="8")
     assert healthy(app)
     assert "The gain of calibration is not measured: it takes about 2.2 h" in " ".join(lines(app))
+    taken: list[str] = []
+
+    def take_over(session: Session, model: ModelRef, progress: Progress) -> None:
+        taken.append(model.name)
+        session.fit.calibrate(model, progress)
+
+    monkeypatch.setattr(jobs, "is_quick_or_done", lambda session, model: True)
+    monkeypatch.setattr(jobs, "ensure_calibrated", take_over)
+    app = opened(tiny_suite_file, "verdict", n="8")  # the job is done: its result is taken over, not made again
+    assert healthy(app)
+    assert "is not measured" not in " ".join(lines(app))
+    assert {*taken} == {taken[0]}
 
 
 @pytest.mark.slow
