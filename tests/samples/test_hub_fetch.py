@@ -224,7 +224,7 @@ def test_labels_that_are_words_are_counted_over_the_whole_split(log: Log, edit_s
 
 
 def test_row_groups_without_labels_are_pictures_without_labels(log: Log, edit_suite: Edit, rows_pay: None) -> None:
-    """As those of a split that is read whole are: test splits on the Hub often keep their labels back."""
+    """Test splits on the Hub often keep their labels back; those that are read whole were taken before."""
     drawn = preview_samples(suite_on(edit_suite, hub="me/hidden", split="test"), "pets", "test", 2, 1)
     assert any(one["range"] for one in log() if fetched([one]))
     assert drawn.labels is None

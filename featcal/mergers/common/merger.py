@@ -81,6 +81,7 @@ class Merger(Method):
     pieces. A class with a `merge` of its own has to say so anew."""
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         if "merge" in vars(cls) and "entrywise" not in vars(cls):
             cls.entrywise = False
 
